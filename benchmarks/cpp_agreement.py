@@ -29,6 +29,7 @@ from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.codegen.tools import run_tool
 from attention_autotuner.codegen.wheels import wheel_roots
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.errors import AttentionAutotunerError, BuildError, ToolchainError
 from attention_autotuner.serving import dispatch
@@ -197,7 +198,7 @@ def run_programs(
             if not check:
                 command += ["--samples", "0"]
             for problem in mine:
-                command += ["--problem-json", json.dumps(asdict(problem))]
+                command += ["--problem-json", json.dumps(values_of(problem))]
             done = run_tool(command, seconds=PROGRAM_SECONDS, variables=_library_path())
             if not report.is_file():
                 raise ToolchainError(f"{name} ended with {done.returncode}: {done.stdout[-2000:]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .. import templates
-from ..core.cpp import cpp_enumerator, cpp_literal, cpp_members, cpp_type
+from ..core.cpp import cpp_enumerator, cpp_literal, cpp_members, cpp_name, cpp_type
 
 
 def template_root() -> Path:
@@ -33,6 +33,6 @@ def _environment_over(root: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    filters = (cpp_enumerator, cpp_literal, cpp_members, cpp_type)
+    filters = (cpp_enumerator, cpp_literal, cpp_members, cpp_name, cpp_type)
     env.filters.update({function.__name__: function for function in filters})
     return env

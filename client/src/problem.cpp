@@ -262,7 +262,10 @@ Params make_params(Problem const& problem, std::optional<float> scale) {
     params.causal = problem.causal;
     params.causal_offset = int32_t(problem.causal_offset());
   }
-  if constexpr (ParamsOf<Params>::kOp == Op::kAttention) params.softmax_scale = factor;
+  if constexpr (ParamsOf<Params>::kOp == Op::kAttention) {
+    params.softmax_scale = factor;
+    params.window_left = params.window_right = -1;
+  }
   if constexpr (std::is_same_v<Params, AttentionForwardParams>) {
     params.causal_from_end = problem.key_bounds && problem.causal_alignment == CausalAlignment::kBottomRight;
   }

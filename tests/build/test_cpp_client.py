@@ -7,7 +7,7 @@ import math
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from attention_autotuner.codegen.bundle import LAYERS, open_bundle
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import FORMS, Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.tuning.bundled import bundled_pick
@@ -151,7 +152,7 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
     problems = [random_problem(source) for _ in range(400)]
     problems += [Problem(seqlen_q=n, seqlen_k=2**30 - n) for n in (1, 15, 16, 2**20 + 1, 2**29)]
     for problem, answer in zip(
-        problems, probe("bucket", [json.dumps(asdict(p)) for p in problems]), strict=True
+        problems, probe("bucket", [json.dumps(values_of(p)) for p in problems]), strict=True
     ):
         bucketed = problem.bucketed()
         numbers = [
@@ -217,7 +218,7 @@ def test_params_are_those_of_python(probe: Probe) -> None:
     plain = replace(SMALL, seqlen_k=50, dim_qk=72)
     bounded = replace(plain, key_bounds=True)
     for problem in (plain, bounded, replace(bounded, causal=True, causal_alignment="top_left")):
-        (answer,) = probe("params", [json.dumps(asdict(problem))])
+        (answer,) = probe("params", [json.dumps(values_of(problem))])
         expected: Any = params_of(problem)
         *numbers, scale = answer.split()
         names = (
@@ -286,7 +287,7 @@ def test_picks_are_those_of_python(pick: Path, tmp_path: Path) -> None:
     asked = [random_problem(source, **kind, **narrow) for kind in kinds * 60]
     for problem in [*asked, *recorded]:
         expected = bundled_pick(bundle, problem)
-        done = ask(pick, "--bundle", tmp_path, "--problem-json", json.dumps(asdict(problem)))
+        done = ask(pick, "--bundle", tmp_path, "--problem-json", json.dumps(values_of(problem)))
         if expected is None:
             assert done.returncode == 1
             assert "has no kernel for" in done.stderr
@@ -316,7 +317,7 @@ def test_the_command_lists_and_explains(pick: Path, fake_bundle: Path) -> None:
         "--check",
         "--load",
         "--problem-json",
-        json.dumps(asdict(SMALL)),
+        json.dumps(values_of(SMALL)),
     )
     assert json.loads(done.stdout)["name"] == "attention_forward_fake"
     assert "--problem-json" in run(pick, "--help")
@@ -393,7 +394,7 @@ def test_picks_of_one_kernel_launch_it_with_their_own_knobs(probe: Probe, tmp_pa
         ]
 
     bundle = edited(root, tmp_path / "copy", change)
-    asked = [f"{bundle} {json.dumps(asdict(p))}" for p in (SMALL, *longer, SMALL)]
+    asked = [f"{bundle} {json.dumps(values_of(p))}" for p in (SMALL, *longer, SMALL)]
     assert probe("workspace", asked) == ["0", "400", "900", "0"]
 
 

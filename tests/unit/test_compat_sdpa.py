@@ -55,8 +55,8 @@ def test_sdpa_of_other_ranks(shapes: list[tuple[int, ...]]) -> None:
     [
         (
             [(2, 4, 7, 16)] * 3,
-            {"attn_mask": torch.ones(7, 7)},
-            r"attn_mask: .* got Tensor \[7, 7\]",
+            {"attn_mask": torch.ones(7, 3)},
+            r"attn_mask must broadcast to \(2, 4, 7, 7\), got \(7, 3\)",
         ),
         ([(2, 4, 7, 16)] * 3, {"dropout_p": 0.5}, "dropout_p: .* got 0.5"),
         ([(2, 4, 7, 16)] * 3, {"is_causal": None}, "is_causal must be True or False, got None"),
@@ -81,3 +81,19 @@ def test_sdpa_follows_autocast() -> None:
     torch.testing.assert_close(o.float(), torch_sdpa(*three), rtol=0.03, atol=0.02)
     o.sum().backward()
     assert three[0].grad is not None
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (1, 1, 5), (2, 1, 7, 5), (2, 4, 7, 5)])
+@pytest.mark.parametrize("kind", [torch.bool, torch.float16])
+def test_masks(shape: tuple[int, ...], kind: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 4, n, 16, generator=generator, dtype=torch.float16) for n in (7, 5, 5)
+    )
+    mask = torch.randn(shape, generator=generator)
+    mask = mask > -1.5 if kind == torch.bool else mask.to(kind)
+    o = sdpa.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    of_torch = torch_sdpa(
+        *(x.double() for x in (q, k, v)), attn_mask=mask if kind == torch.bool else mask.double()
+    )
+    torch.testing.assert_close(o.double(), of_torch.nan_to_num(0.0), atol=2e-3, rtol=2e-3)

@@ -44,6 +44,8 @@ PROBLEM_FLIPS: dict[str, Any] = {
     "causal_alignment": "top_left",
     "alignment_bytes": 2,
     "key_bounds": True,
+    "modifications": ("softcap",),
+    "window_size": (127, 0),
 }
 CANDIDATE_FLIPS: dict[str, Any] = {
     "dtype": "bf16",
@@ -51,6 +53,7 @@ CANDIDATE_FLIPS: dict[str, Any] = {
     "padded_dim_v": 64,
     "copy_bytes": 2,
     "key_bounds": True,
+    "modifications": ("softcap", "window"),
 }
 FORWARD_FLIPS: dict[str, Any] = {
     "block_m": 64,

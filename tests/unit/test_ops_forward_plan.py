@@ -311,8 +311,9 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         tensor = values.pop(name)
         assert (tensor.stride_batch, tensor.stride_head, tensor.stride_row) == expected
         assert tensor.data is None
-    for name in ("lse", "seqlens_k", "starts_k"):
+    for name in ("lse", "seqlens_k", "starts_k", "alibi_slopes", "sinks"):
         assert values.pop(name) is None
+    assert values.pop("attn_mask").data is None
     assert values == {
         "batch": 2,
         "heads_q": 4,
@@ -326,4 +327,10 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         "softmax_scale": 0.25,
         "causal_from_end": 1,
         "splits": 0,
+        "window_left": -1,
+        "window_right": -1,
+        "softcap": 0.0,
+        "alibi_per_batch": 0,
+        "attn_mask_stride_column": 0,
+        "attn_mask_kind": 0,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from attention_autotuner.arch import resolve
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.kernels.configs import knob_schema
@@ -81,7 +82,7 @@ def test_a_record_of_the_second_schema_serves_while_its_bytes_are_the_same(tmp_p
     path.parent.mkdir(parents=True)
     candidate = resolve("A100").default(problem)
     old = old_form(candidate) | {"environment": {"gpu_name": "gpu", "num_sms": 108}}
-    old |= {"problem": asdict(problem.bucketed()), "measured_problem": asdict(problem)}
+    old |= {"problem": values_of(problem.bucketed()), "measured_problem": values_of(problem)}
     path.write_text(json.dumps(old))
     gpu = Environment(gpu_name="gpu", num_sms=108)
 

@@ -61,6 +61,7 @@ def outputs() -> dict[str, tuple[int, ...]]:
         "final_state": states,
         "dinitial_state": states,
         "dlog2_gamma": (p.batch, p.heads_q),
+        "dsinks": (p.heads_q,),
     }
 
 

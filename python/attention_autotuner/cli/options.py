@@ -14,12 +14,14 @@ from typing import Any, NoReturn
 from ..arch import Policy, names, resolve
 from ..core.candidate import Candidate
 from ..core.identity import values_of
+from ..core.modifications import VALUED
 from ..core.problem import (
     CAUSAL_ALIGNMENTS,
     DIRECTIONS,
     DTYPES,
     FORMS,
     MASKS,
+    NO_WINDOW,
     Mask,
     Problem,
     operations,
@@ -126,6 +128,19 @@ def length(text: str) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
+def window(text: str) -> tuple[int, int]:
+    """An argparse type: two integers with a comma between, each as :func:`length` takes it."""
+    left, comma, right = text.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(f"must be two integers such as 1023,0, got {text!r}")
+    return length(left), length(right)
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """An argparse type: names with commas between."""
+    return tuple(name.strip() for name in text.split(","))
+
+
 def dtype(text: str) -> str:
     """An argparse type: a dtype by our name or PyTorch's."""
     return DTYPE_NAMES.get(text.lower(), text.lower())
@@ -184,6 +199,10 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--deterministic", action="store_true", help=words)
     words = "of attention forward: seqlens_k or starts_k, the keys of every batch entry"
     option("--key-bounds", action="store_true", help=words)
+    words = "of attention: keys before and after the diagonal, such as 1023,0; -1 for no bound; default: -1,-1"
+    option("--window-size", type=window, metavar="LEFT,RIGHT", help=words)
+    words = f"of attention: what bends its scores, of {', '.join(VALUED)}; default: nothing"
+    option("--modifications", type=names_of, metavar="NAMES", help=words)
     usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
     parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
 
@@ -217,6 +236,8 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         seqlen_q=a.seqlen,
         seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
         dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
+        window_size=a.window_size or NO_WINDOW,
+        modifications=a.modifications or (),
         causal=a.causal or semantics.is_causal(mask),
         **{name: getattr(a, name) for name in SAME_NAMES},
     )

@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..api.attention.modified import check_modifiers, check_window
 from ..api.shared import checks
-from ..api.shared.options import ATTENTION, Off, refuse_others
+from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
 from ..errors import UnsupportedArgumentError, UnsupportedProblemError
+from ..operations.attention.modified import Modifiers
 from .tensors import attention, check_tensor
 
 __version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
@@ -36,7 +38,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
@@ -49,9 +51,9 @@ def flash_attn_func(
         dropout_p: must be 0.
         softmax_scale: None is ``1 / sqrt(dim)``.
         causal: the last query sees all keys.
-        window_size: must hide no key, or be ``(-1, 0)``, which is ``causal=True``.
-        softcap: must be 0.
-        alibi_slopes: must be None.
+        window_size: keys before and after the diagonal that a query sees; negative for all.
+        softcap: c of ``c tanh(scores / c)``; 0 for none.
+        alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]``, or None.
         deterministic: whether equal backward calls agree bit for bit; False follows torch's setting.
         return_attn_probs: return ``(o, lse, p)``, with lse ``[batch, heads_q, seqlen_q]`` in fp32 and p empty, as it is
             there without dropout.
@@ -63,11 +65,12 @@ def flash_attn_func(
         UnsupportedArgumentError: an option is not what it must be.
         UnsupportedProblemError: the tensors are outside what the kernels support.
     """
-    options = {"dropout_p": dropout_p, "softcap": softcap, "alibi_slopes": alibi_slopes}
-    refuse_others(flash_attn_func, options, ATTENTION)
-    causal = _is_causal(flash_attn_func, causal, window_size, q, k)
+    refuse_others(flash_attn_func, {"dropout_p": dropout_p}, ATTENTION)
+    check_tensor("q", q)
+    checks.fail_unless(q.dim() == 4, f"q must have 4 dimensions, got {list(q.shape)}")
+    bent = _bent(q, window_size, softcap, alibi_slopes)
     wanted: Any = {"deterministic": deterministic or None, "return_lse": return_attn_probs}
-    result = attention(q, k, v, softmax_scale, causal=causal, **wanted)
+    result = attention(q, k, v, softmax_scale, causal=causal, **wanted, **bent)
     return (*result, q.new_empty(0)) if return_attn_probs else result
 
 
@@ -100,7 +103,7 @@ def flash_attn_with_kvcache(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: None = None,
+    alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
@@ -140,8 +143,6 @@ def flash_attn_with_kvcache(
             "rotary_sin": rotary_sin,
             "cache_batch_idx": cache_batch_idx,
             "block_table": block_table,
-            "softcap": softcap,
-            "alibi_slopes": alibi_slopes,
             "num_splits": num_splits,
         },
         _CACHE,
@@ -153,7 +154,7 @@ def flash_attn_with_kvcache(
             checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
             same = x.shape[0] == q.shape[0]
             checks.fail_unless(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
-    causal = _is_causal(flash_attn_with_kvcache, causal, window_size, q, k_cache)
+    bent = _bent(q, window_size, softcap, alibi_slopes)
     if isinstance(cache_seqlens, int):
         new, size = 0 if k is None else k.shape[1], k_cache.shape[1]
         checks.fail_unless(
@@ -176,7 +177,7 @@ def flash_attn_with_kvcache(
         cache_seqlens = cache_seqlens + k.shape[1]
     bounds: Any = {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
     wanted: Any = {"causal": causal, "return_lse": return_softmax_lse}
-    return attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds)
+    return attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds, **bent)
 
 
 def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, ends: torch.Tensor) -> None:
@@ -193,25 +194,20 @@ def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, ends: torch.Tensor) -> N
             cache[entries, rows] = new
 
 
-def _is_causal(
-    function: Callable[..., Any], causal: bool, window: Any, q: torch.Tensor, k: torch.Tensor
-) -> bool:
-    """The ``causal`` that says the same as a window beside it.
+def _bent(q: torch.Tensor, window: Any, softcap: Any, slopes: Any) -> dict[str, Any]:
+    """The options of ``flash_attn_func`` that bend scores, checked against q; negative sides of a window are no bound.
 
     Raises:
-        UnsupportedArgumentError: there is none.
+        UnsupportedProblemError: one is out of range, or no fp32 tensor of the right shape.
     """
-    if isinstance(window, (list, tuple)) and [type(x) for x in window] == [int, int]:
-        left, right = window
-        if left < 0 or left >= k.shape[1] - 1:
-            if causal or right < 0 or right >= q.shape[1] - 1:
-                return causal
-            if right == 0:
-                return True
-    raise UnsupportedArgumentError(
-        f"{function.__name__} has no windows that hide keys, save (-1, 0), which is causal=True: window_size must be "
-        f"(-1, -1), got {checks.shown(window)}"
-    )
+    if isinstance(window, (list, tuple)):
+        window = tuple(max(x, -1) if isinstance(x, int) else x for x in window)
+    if slopes is not None:
+        check_tensor("alibi_slopes", slopes)
+    window, softcap = check_window(window), as_float("softcap", softcap)
+    modifiers = Modifiers(window_size=window, softcap=softcap, alibi_slopes=slopes)
+    check_modifiers(q.transpose(1, 2), modifiers)
+    return {"window_size": window, "softcap": softcap, "alibi_slopes": slopes}
 
 
 def _unpacked(name: str, x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

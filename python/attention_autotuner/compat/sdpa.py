@@ -16,7 +16,7 @@ def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: None = None,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
@@ -30,7 +30,8 @@ def scaled_dot_product_attention(
             among them, are broadcast.
         key: ``[..., heads_kv, seqlen_k, dim_qk]``.
         value: ``[..., heads_kv, seqlen_k, dim_v]``.
-        attn_mask: must be None.
+        attn_mask: boolean, True where a key takes part, or what is added to scores, fp32, fp16 or bf16; broadcasts to
+            ``[..., heads_q, seqlen_q, seqlen_k]``, and gets no gradient. Not beside ``is_causal``.
         dropout_p: must be 0.
         is_causal: query row i sees the keys ``j <= i``, whatever the lengths.
         scale: None is ``1 / sqrt(dim_qk)``.
@@ -43,9 +44,14 @@ def scaled_dot_product_attention(
         UnsupportedArgumentError: an option is not what it must be.
         UnsupportedProblemError: the tensors are outside what the kernels support, or do not fit together.
     """
-    options = {"attn_mask": attn_mask, "dropout_p": dropout_p}
-    refuse_others(scaled_dot_product_attention, options, ATTENTION)
+    refuse_others(scaled_dot_product_attention, {"dropout_p": dropout_p}, ATTENTION)
     checks.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
+    if attn_mask is not None:
+        check_tensor("attn_mask", attn_mask)
+        checks.fail_unless(
+            not is_causal,
+            f"attn_mask must be None beside is_causal=True, got {checks.shown(attn_mask)}",
+        )
     tensors = [query, key, value]
     for name, x in zip(("query", "key", "value"), tensors, strict=True):
         check_tensor(name, x)
@@ -69,6 +75,20 @@ def scaled_dot_product_attention(
             f"query, key and value must fit together, with enable_gqa=True where heads are grouped, got {shapes}"
         ) from error
     q, k, v = (x.expand(*outer, *x.shape[inner:]).flatten(0, -4) for x in tensors)
-    o = attention(q, k, v, scale, "bhsd", causal=is_causal, causal_alignment="top_left")
+    if attn_mask is not None:
+        heads = q.shape[1:2] if enable_gqa else ()
+        attn_mask = _of_all_pairs(attn_mask, (*outer, *heads, q.shape[2], k.shape[2]))
+    mask: Any = {"attn_mask": attn_mask, "causal": is_causal, "causal_alignment": "top_left"}
+    o = attention(q, k, v, scale, "bhsd", **mask)
     result: torch.Tensor = o.unflatten(0, outer[: rank - 3])[(0,) * (rank - dims)]
     return result
+
+
+def _of_all_pairs(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A mask as ``[batch, heads, seqlen_q, seqlen_k]``, a view where at most one dim of ``shape`` is a batch."""
+    try:
+        return mask.expand(shape).flatten(0, -4)
+    except RuntimeError as error:
+        raise UnsupportedProblemError(
+            f"attn_mask must broadcast to {shape}, got {tuple(mask.shape)}"
+        ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 1003
+ABI_VERSION = 1004
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -47,6 +47,15 @@ HEAD = _named(ctypes.c_uint32, "struct_size abi_version")
 SHAPE = _named(
     ctypes.c_int32, "batch heads_q heads_kv seqlen_q seqlen_k dim_qk dim_v causal causal_offset"
 )
+MODIFIED = (
+    *_named(ctypes.c_int32, "window_left window_right"),
+    *_named(ctypes.c_float, "softcap"),
+    *_named(ctypes.c_int32, "alibi_per_batch"),
+    *_named(ctypes.c_void_p, "alibi_slopes sinks"),
+    *_named(Tensor, "attn_mask"),
+    *_named(ctypes.c_int64, "attn_mask_stride_column"),
+    *_named(ctypes.c_int32, "attn_mask_kind"),
+)
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 
 
@@ -61,6 +70,7 @@ class AttentionForwardParams(ctypes.Structure):
         *_named(ctypes.c_float, "softmax_scale"),
         *_named(ctypes.c_void_p, "seqlens_k starts_k"),
         *_named(ctypes.c_int32, "causal_from_end splits"),
+        *MODIFIED,
     )
 
 
@@ -73,6 +83,8 @@ class AttentionBackwardParams(ctypes.Structure):
         *_named(ctypes.c_void_p, "lse dlse"),
         *SHAPE,
         *_named(ctypes.c_float, "softmax_scale"),
+        *MODIFIED,
+        *_named(ctypes.c_void_p, "dsinks"),
     )
 
 

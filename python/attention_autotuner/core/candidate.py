@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from .identity import LATER, values_of
+from .modifications import in_order
 from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
 
 Family = Literal["sm80", "sm90"]
@@ -34,11 +35,13 @@ class KernelKnobs:
         family: ``sm80``: mma.sync, ldmatrix, cp.async; runs on compute capability 8.0 and newer. ``sm90``: wgmma and
             TMA; runs on 9.0 alone.
         serves: the operations, directions and score modifications that the kernel computes.
+        modifications: those of :data:`~.modifications.MODIFICATIONS` that it can be compiled with.
     """
 
     kernel: ClassVar[str]
     family: ClassVar[Family]
     serves: ClassVar[frozenset[Service]]
+    modifications: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def launch_knobs(self) -> dict[str, int]:
@@ -93,6 +96,7 @@ class Candidate:
         mask: as in :class:`~.problem.Problem`.
         knobs: the :class:`KernelKnobs` of one kernel, which they name.
         key_bounds: as in :class:`~.problem.Problem`.
+        modifications: names of :data:`~.modifications.MODIFICATIONS` that the kernel is compiled with.
 
     Raises:
         TypeError: the knobs are of a kernel that does not compute this.
@@ -107,8 +111,15 @@ class Candidate:
     mask: Mask = "none"
     knobs: Any
     key_bounds: bool = field(default=False, metadata=LATER)
+    modifications: tuple[str, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "modifications", in_order(self.modifications)
+        )  # records have lists
+        lacking = sorted(set(self.modifications) - self.knobs.modifications)
+        if lacking:
+            raise TypeError(f"{self.knobs.kernel} does not have the score modifications {lacking}")
         score = score_of(self.op, self.mask)
         if (self.op, self.direction, score) not in self.knobs.serves:
             raise TypeError(
@@ -183,6 +194,7 @@ class Candidate:
             self.direction,
             *mask,
             *(["bounds"] if self.key_bounds else []),
+            *self.modifications,
             self.family,
             self.dtype,
             f"d{self.padded_dim_qk}x{self.padded_dim_v}",
@@ -220,6 +232,7 @@ def fields_of(problem: Problem) -> dict[str, Any]:
         "copy_bytes": problem.alignment_bytes,
         "mask": problem.mask,
         **({"key_bounds": True} if problem.key_bounds else {}),
+        **({"modifications": names} if (names := problem.compiled_modifications) else {}),
     }
 
 

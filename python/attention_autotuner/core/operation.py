@@ -18,6 +18,23 @@ def require(condition: bool, message: str) -> None:
         raise UnsupportedProblemError(message)
 
 
+def visible_pairs(problem: Problem) -> int:
+    """Pairs of a row and a key that it sees, by causal mask and window, of one head."""
+    rows, keys = problem.seqlen_q, problem.seqlen_k
+    left, right = problem.window
+
+    def seen_below(end: int) -> int:
+        # The sum over the rows i of i + end, clamped to [0, keys].
+        def below(x: int) -> int:
+            inside = min(max(x, 0), keys)
+            return inside * (inside - 1) // 2 + max(x - keys, 0) * keys
+
+        return below(rows + end) - below(end)
+
+    offset = problem.causal_offset
+    return seen_below(offset + right + 1) - seen_below(offset - left)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Semantics:
     """The semantics of problems of one operation.
@@ -28,6 +45,7 @@ class Semantics:
         alignments: where a causal diagonal may begin.
         carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
         takes_key_bounds: whether forward kernels take a first key and an end of every batch entry.
+        takes_modifications: whether scores may be bent: windows and :attr:`.Problem.modifications`.
         small_step: the mask of the small training step by which the main job covers the operation beside another one's;
             None where it covers no such step.
     """
@@ -37,6 +55,7 @@ class Semantics:
     alignments: tuple[CausalAlignment, ...] = ("bottom_right",)
     carries_state: bool = False
     takes_key_bounds: bool = False
+    takes_modifications: bool = False
     small_step: Mask | None = None
 
     def check(self, problem: Problem) -> None:
@@ -61,6 +80,10 @@ class Semantics:
         require(
             not problem.key_bounds or (self.takes_key_bounds and problem.direction == "forward"),
             f"key_bounds is for attention forward, got key_bounds=True for {self.op} {problem.direction}",
+        )
+        require(
+            not problem.compiled_modifications or self.takes_modifications,
+            f"score modifications are for attention, got {problem.compiled_modifications} for {self.op}",
         )
         require(
             problem.causal or not self.is_causal(problem.mask),
@@ -111,13 +134,16 @@ class Semantics:
     def flops(self, problem: Problem) -> int:
         """Floating-point operations by the field's convention, halved when causal.
 
-        Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice.
+        Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice. With a
+        window, the pairs of a row and a key that it sees take the place of sq sk.
         """
         full = 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
         if problem.direction == "forward":
             full *= problem.dim_qk + problem.dim_v
         else:
             full *= 3 * problem.dim_qk + 2 * problem.dim_v
+        if problem.window_size != (-1, -1):
+            return full * visible_pairs(problem) // (problem.seqlen_q * problem.seqlen_k)
         return full // 2 if problem.causal else full
 
     def bytes_moved(self, problem: Problem) -> int:

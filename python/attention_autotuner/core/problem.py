@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from .identity import LATER
+from .modifications import VALUED, WINDOW, in_order
 from .operation import Semantics, require
 
 Op = str  # a name in operations.registry
@@ -34,6 +35,7 @@ FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
 EXTENTS = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k")
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
 DIM_PADDING = 16  # elements; head dims are compiled for its next multiple, the k of one mma.sync
+NO_WINDOW = (-1, -1)
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
@@ -104,6 +106,10 @@ class Problem:
         mask: of retnet: ``explicit``, a tensor, or ``decay``, powers of gamma that are never stored. A decay is causal.
         form: of retention forward: how it must be computed; ``auto`` leaves that to the tuner.
         key_bounds: of attention forward: each batch entry has a first key and an end of its own, in tensors.
+        modifications: of attention: what bends its scores, names of :data:`.modifications.VALUED` in any order; their
+            values are no part of a problem.
+        window_size: of attention: the keys that a row sees before and after its diagonal, -1 for no bound. It holds
+            besides ``causal``.
 
     Raises:
         UnsupportedProblemError: a field is outside these limits.
@@ -126,6 +132,8 @@ class Problem:
     mask: Mask = "none"
     form: Form = "auto"
     key_bounds: bool = field(default=False, metadata=LATER)
+    modifications: tuple[str, ...] = field(default=(), metadata=LATER)
+    window_size: tuple[int, int] = field(default=NO_WINDOW, metadata=LATER)
 
     def __post_init__(self) -> None:
         self._require_one("op", operations())
@@ -163,6 +171,15 @@ class Problem:
         )
         self._require_one("mask", MASKS)
         self._require_one("form", FORMS)
+        object.__setattr__(self, "modifications", in_order(self.modifications, VALUED))
+        window: Any = self.window_size
+        require(
+            isinstance(window, (tuple, list))
+            and len(window) == 2
+            and all(_is_integer(x) and -1 <= x <= MAX_EXTENT for x in window),
+            f"window_size must be two integers from -1 to 2**30, got {window!r}",
+        )
+        object.__setattr__(self, "window_size", tuple(window))  # records have lists
         self.semantics.check(self)
 
     def _require_one(self, name: str, words: tuple[str, ...], place: str = "") -> None:
@@ -200,6 +217,18 @@ class Problem:
         return self.seqlen_k - self.seqlen_q if self.causal_alignment == "bottom_right" else 0
 
     @property
+    def compiled_modifications(self) -> tuple[str, ...]:
+        """The modifications that its kernels are compiled with: a window, if any, among them."""
+        windowed = (WINDOW,) if self.window_size != NO_WINDOW else ()
+        return in_order((*self.modifications, *windowed))
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Keys that a row sees before and after its diagonal by causal mask and window; a number for no bound, too."""
+        left, right = (MAX_EXTENT if bound < 0 else bound for bound in self.window_size)
+        return left, 0 if self.causal else right
+
+    @property
     def flops(self) -> int:
         """Floating-point operations by the field's convention; see :meth:`~.operation.Semantics.flops`."""
         return self.semantics.flops(self)
@@ -211,8 +240,12 @@ class Problem:
 
     def bucketed(self) -> Problem:
         """The same problem with sequence lengths rounded up to their record buckets."""
+        left, right = (x if x <= 0 else bucket_seqlen(x) for x in self.window_size)
         return replace(
-            self, seqlen_q=bucket_seqlen(self.seqlen_q), seqlen_k=bucket_seqlen(self.seqlen_k)
+            self,
+            seqlen_q=bucket_seqlen(self.seqlen_q),
+            seqlen_k=bucket_seqlen(self.seqlen_k),
+            window_size=(left, right),
         )
 
     def describe(self) -> str:
@@ -228,6 +261,9 @@ class Problem:
         narrow = " narrow" if self.alignment_bytes == 2 else ""
         narrow += " deterministic" if self.deterministic else ""
         mask += " key-bounds" if self.key_bounds else ""
+        if self.window_size != NO_WINDOW:
+            mask += " window {}:{}".format(*self.window_size)
+        mask += "".join(f" {name.replace('_', '-')}" for name in self.modifications)
         op = self.op if self.form == "auto" else f"{self.op} {self.form}"
         mask += self.semantics.describe(self)
         return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"

@@ -93,8 +93,11 @@ class Kernel(Protocol[K]):
         return self.knobs.serves
 
     def serves_problem(self, problem: Problem) -> bool:
-        """True where it computes a problem's operation."""
-        return (problem.op, problem.direction, problem.score) in self.serves
+        """True where it computes a problem's operation with its modifications."""
+        service = (problem.op, problem.direction, problem.score)
+        return service in self.serves and self.knobs.modifications.issuperset(
+            problem.compiled_modifications
+        )
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

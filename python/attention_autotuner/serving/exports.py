@@ -67,11 +67,13 @@ def read_problems(path: Path) -> list[Problem]:
 def own_records(
     policy: Policy, hierarchy: CacheHierarchy, environment: Environment
 ) -> list[TuningRecord]:
-    """The user's records for a policy on the GPU of an environment."""
+    """The user's records for a policy on the GPU of an environment, save those that no bundle holds."""
     return [
         record
         for _, record in hierarchy.records.records()
-        if record.arch == policy.name and record.environment.gpu_name == environment.gpu_name
+        if record.arch == policy.name
+        and record.environment.gpu_name == environment.gpu_name
+        and not record.problem.compiled_modifications
     ]
 
 
@@ -129,10 +131,14 @@ def choose_picks(
 
     Raises:
         NoCandidateError: the policy has nothing legal for a problem.
+        UnsupportedProblemError: a problem has score modifications, which the readers of bundles do not know.
     """
     chosen: list[BundledPick] = []
     defaults: dict[tuple[Any, ...], dict[Candidate, BundledPick]] = {}
     for problem in dict.fromkeys(problem.bucketed() for problem in problems):
+        names = problem.compiled_modifications
+        if names:
+            raise UnsupportedProblemError(f"bundles hold no score modifications yet, got {names}")
         pick, hit = hierarchy.choose(problem, policy, environment, with_records=with_records)
         default = policy.default(problem)
         if hit is not None:

@@ -10,23 +10,25 @@ from itertools import chain, islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.problem import Problem, of_shape
+from ..core.modifications import WINDOW
+from ..core.problem import NO_WINDOW, Problem, of_shape
 from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
 from .shortlist import Ranked, shortlist
 
-ClassKey = tuple[str, str, str, str, str, bool, int, int, int]
+ClassKey = tuple[str, str, str, str, str, bool, tuple[str, ...], int, int, int]
 VERIFIED_SEQLEN = 515
 MASKED_SEQLEN = 520  # rows of a mask that are read 16 bytes at a time begin at multiples of 8
 COMPANIONS = 3
+SMALL_WINDOW = (200, 77)
 
 
 def class_of(problem: Problem) -> ClassKey:
     """The fields that problems share which can run the same kernels."""
     p = problem
     kind = (p.op, p.mask, p.direction, p.form, p.dtype, p.key_bounds)
-    return (*kind, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
+    return (*kind, p.compiled_modifications, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
 
 
 def pools(
@@ -78,7 +80,14 @@ def known_pools(
         pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for candidate in known:
         c = candidate
-        dims = (c.dtype, c.key_bounds, c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
+        dims = (
+            c.dtype,
+            c.key_bounds,
+            c.modifications,
+            c.padded_dim_qk,
+            c.padded_dim_v,
+            c.copy_bytes,
+        )
         for form in dict.fromkeys(("auto", c.form)):
             key = (c.op, c.mask, c.direction, form, *dims)
             if key in pool_of and check(candidate, policy.spec) is None:
@@ -115,4 +124,6 @@ def small_problem(candidate: Candidate) -> Problem:
         mask=candidate.mask,
         form=candidate.form,
         key_bounds=candidate.key_bounds,
+        modifications=tuple(name for name in candidate.modifications if name != WINDOW),
+        window_size=SMALL_WINDOW if WINDOW in candidate.modifications else NO_WINDOW,
     )

@@ -97,7 +97,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
     """The distance of a record's problem from a bucketed one, in doublings; None where it cannot stand in."""
     same = (
         "op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal", "alignment_bytes",
-        "deterministic", "mask", "form", "key_bounds",
+        "deterministic", "mask", "form", "key_bounds", "compiled_modifications",
     )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):
         return None
@@ -106,6 +106,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
         (problem.seqlen_k, recorded.seqlen_k),
         (problem.batch * problem.heads_q, recorded.batch * recorded.heads_q),
         (problem.heads_q // problem.heads_kv, recorded.heads_q // recorded.heads_kv),
+        *((a + 2, b + 2) for a, b in zip(problem.window_size, recorded.window_size, strict=True)),
     )
     apart = sum(abs(log2(a / b)) for a, b in pairs)
     if (problem.dim_qk, problem.dim_v) != (recorded.dim_qk, recorded.dim_v):

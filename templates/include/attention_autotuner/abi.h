@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1003
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1004
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -36,7 +36,8 @@ typedef struct attention_autotuner_tensor {
 } attention_autotuner_tensor;
 
 /* Attention forward. Row i sees key j if !causal or j <= i + causal_offset. An artifact that is compiled for key bounds
- * reads the keys starts_k[b] <= j < seqlens_k[b] alone; others take neither array. */
+ * reads the keys starts_k[b] <= j < seqlens_k[b] alone; others take neither array. What came with 1004 is read by
+ * artifacts that are compiled with score modifications, each of which reads its own fields and windows. */
 typedef struct attention_autotuner_attention_forward_params {
   uint32_t struct_size; /* sizeof as the caller knows it */
   uint32_t abi_version;
@@ -60,6 +61,16 @@ typedef struct attention_autotuner_attention_forward_params {
   const int32_t* starts_k;  /* [batch] on the device, first keys, clamped likewise; null: 0 */
   int32_t causal_from_end;  /* 1: seqlens_k[b] - seqlen_q takes the place of causal_offset */
   int32_t splits;           /* parts that the keys of a row are cut into, by artifacts that do; 0 or 1: none */
+  /* since 1004 */
+  int32_t window_left;       /* row i sees the keys from i + causal_offset - window_left; -1: no bound */
+  int32_t window_right;      /* and up to i + causal_offset + window_right; -1: no bound, beside that of causal */
+  float softcap;             /* c: scaled scores become c tanh(score / c) */
+  int32_t alibi_per_batch;   /* 1: alibi_slopes are [batch, heads_q] */
+  const float* alibi_slopes; /* [heads_q]: -slope * |i + seqlen_k - seqlen_q - j| is added, seqlens_k[b] for seqlen_k */
+  const float* sinks;        /* [heads_q]: logits that join the softmax's denominator and LSE */
+  attention_autotuner_tensor attn_mask; /* [batch, heads_q, seqlen_q, seqlen_k], strides of 0 where it is broadcast */
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind; /* 0: bytes, 0 hides a key; else what is added is fp32 (1), fp16 (2) or bf16 (3) */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -87,6 +98,17 @@ typedef struct attention_autotuner_attention_backward_params {
   int32_t causal;
   int32_t causal_offset;
   float softmax_scale;
+  /* since 1004: as in the forward */
+  int32_t window_left;
+  int32_t window_right;
+  float softcap;
+  int32_t alibi_per_batch;
+  const float* alibi_slopes;
+  const float* sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
+  float* dsinks; /* [heads_q], or null where not wanted */
 } attention_autotuner_attention_backward_params;
 
 /* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or

@@ -17,7 +17,7 @@ from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, s
 from ..shared.second_order import notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
-from .checks import Options
+from .checks import Options, refuse_bounded
 from .plan import Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
 
@@ -44,10 +44,7 @@ def _keep(ctx: Any, tensors: tuple[Gradient, ...], options: Options, determinist
 
 def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the forward op's arguments."""
-    checks.fail_unless(
-        not ctx.bounded,
-        "attention with seqlens_k or starts_k has no backward yet: call it under torch.no_grad()",
-    )
+    refuse_bounded(ctx.bounded)
     q, k, v, o, lse = ctx.saved_tensors
     if not ctx.return_lse:
         grad_lse = None

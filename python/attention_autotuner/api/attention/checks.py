@@ -69,6 +69,18 @@ def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
             )
 
 
+def refuse_bounded(bounded: bool) -> None:
+    """Refuse the gradient of a call with key bounds.
+
+    Raises:
+        UnsupportedProblemError: it had them.
+    """
+    checks.fail_unless(
+        not bounded,
+        "attention with seqlens_k or starts_k has no backward yet: call it under torch.no_grad()",
+    )
+
+
 def check_gradients(
     grad_o: torch.Tensor | None,
     grad_lse: torch.Tensor | None,

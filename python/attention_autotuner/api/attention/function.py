@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from ...arch import Policy, naming
-from ...core.problem import CausalAlignment
+from ...core.problem import NO_WINDOW, CausalAlignment
 from ...serving.pinning import Config
 from ..shared import checks, options, plain
 from ..shared.options import TensorLayout
 from . import checks as attention_checks
+from . import modified as attention_modified
 from . import plan as attention_plan
 from .autograd import AttentionFunction
+from .modified import Asked
 from .torch_op import FORWARD_OP
 
 _MAX_SCALE = checks.MAX_SCALE
@@ -33,6 +35,11 @@ def flash_attn_func(
     causal_alignment: CausalAlignment = "bottom_right",
     seqlens_k: Any = None,
     starts_k: Any = None,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    attn_mask: Any = None,
+    sinks: Any = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     config: Config | Sequence[Config] | None = None,
@@ -71,6 +78,17 @@ def flash_attn_func(
             diagonal hangs at ``seqlens_k[b]``: there row i sees ``j <= i + seqlens_k[b] - seqlen_q``. An entry
             without keys gives 0. There is no gradient yet. None is ``seqlen_k``.
         starts_k: first keys, likewise, for padding on the left. None is 0.
+        window_size: keys that row i sees before and after its diagonal, the key ``i + offset``, both included; -1 for
+            no bound. ``causal`` holds besides: a window of the last 1024 keys is ``causal=True`` with ``(1023, 0)``.
+            Tiles without a visible key are skipped, in both directions.
+        softcap: c of ``c tanh(S / c)``, which scaled scores S become; 0 for none.
+        alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]`` on q's device: after the softcap
+            ``-slope |i + seqlen_k - seqlen_q - j|`` is added, ``seqlens_k[b]`` for ``seqlen_k``. They get no gradient.
+        attn_mask: broadcasts to ``[batch, heads_q, seqlen_q, seqlen_k]``, whatever the layout: boolean, True where a
+            key takes part, or fp32, fp16 or bf16, which is added after the softcap. It gets no gradient. A row whose
+            keys are all hidden gives 0.
+        sinks: fp32 ``[heads_q]`` on q's device: a logit of each head that joins the softmax's denominator and lse, not
+            scaled and never masked; a row that sees no key gives 0 and its sink as lse. Differentiable.
         return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
             ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
         deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
@@ -78,10 +96,9 @@ def flash_attn_func(
             lse agree either way.
         config: the candidate that serves, whatever was tuned: its name or its ``config``, as ``candidates --json`` has
             them; or two, for the forward and the backward. Nothing else serves in its place. None leaves it to tuning.
-        others: options of flash_attn and SDPA at the value that leaves them off: ``alibi_slopes=None``,
-            ``attn_mask=None``, ``block_mask=None``, ``block_table=None``, ``cu_seqlens=None``, ``dropout_p=0.0``,
-            ``enable_gqa=True``, ``is_causal=False``, ``return_attn_probs=False``, ``score_mod=None``,
-            ``softcap=0.0``, ``window_size=(-1, -1)``.
+        others: options of flash_attn and SDPA at the value that leaves them off: ``block_mask=None``,
+            ``block_table=None``, ``cu_seqlens=None``, ``dropout_p=0.0``, ``enable_gqa=True``,
+            ``is_causal=False``, ``return_attn_probs=False``, ``score_mod=None``.
 
     Returns:
         o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
@@ -127,18 +144,29 @@ def flash_attn_func(
     if seqlens_k is not None or starts_k is not None:
         named = {"seqlens_k": seqlens_k, "starts_k": starts_k}
         bounds = {name: x for name, x in named.items() if x is not None}
+    modified = (
+        window_size != NO_WINDOW
+        or alibi_slopes is not None
+        or attn_mask is not None
+        or sinks is not None
+        or (type(softcap) is not float or softcap != 0.0)
+    )
     addresses = None
-    if not (torch.compiler.is_compiling() or (bounds and torch.is_grad_enabled())):
+    if not (torch.compiler.is_compiling() or modified or (bounds and torch.is_grad_enabled())):
         addresses = plain.addresses(q, k, v, *bounds.values())
     plainly = addresses is not None and len(addresses) == 3 + len(bounds)
     if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
+        values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks}
+        values = {name: x for name, x in values.items() if x is not None}
         if layout is not options.BHSD or not all(
-            isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values())
+            isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())
         ):
             return options.call_with_views(
                 flash_attn_func,
                 layout,
-                {"q": q, "k": k, "v": v, **bounds},
+                {"q": q, "k": k, "v": v, **bounds, **values},
+                window_size=window_size,
+                softcap=softcap,
                 device_type=device_type,
                 causal=causal,
                 softmax_scale=softmax_scale,
@@ -157,6 +185,15 @@ def flash_attn_func(
         )
         wanted = return_lse or differentiable
         arguments = (softmax_scale, causal, top_left, policy)
+        if modified:
+            asked = Asked(window_size=window_size, softcap=softcap, tensors=values)
+            return attention_modified.attention(
+                *(q, k, v, asked, bounds),
+                options=arguments,
+                return_lse=return_lse,
+                deterministic=deterministic,
+                differentiable=differentiable,
+            )
         o, lse = FORWARD_OP(q, k, v, *arguments, wanted, deterministic, seqlens_k, starts_k)
         return (o, lse) if return_lse else o
     name = "" if device_type is None else naming.policy_name(device_type)

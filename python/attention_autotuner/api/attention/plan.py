@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...operations.attention.modified import Modifiers
 from ...serving import dispatch
 from ..shared import checks, launch, planning
 from ..shared.torch_library import REFERENCES
@@ -20,7 +21,7 @@ from . import checks as attention_checks
 from .checks import Options
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Gradients = tuple[torch.Tensor, ...]  # of q, k and v, and of sinks
 
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
@@ -34,6 +35,7 @@ def attention_forward(
     return_lse: bool,
     seqlens_k: torch.Tensor | None = None,
     starts_k: torch.Tensor | None = None,
+    modifiers: Modifiers | None = None,
 ) -> Outputs:
     """Attention forward through a kernel.
 
@@ -45,6 +47,7 @@ def attention_forward(
         return_lse: whether LSE is wanted.
         seqlens_k: ends of the keys, int32 ``[batch]``, read when the kernel runs; ``seqlen_k`` where None.
         starts_k: first keys, likewise; 0 where None.
+        modifiers: what bends the scores, checked; nothing where None.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
@@ -53,9 +56,11 @@ def attention_forward(
     bounds = {}
     if seqlens_k is not None or starts_k is not None:
         bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
+    values = {} if modifiers is None else modifiers.tensors
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, bounds.values()),
+        *_signature(modifiers),
         options,
         return_lse,
         dispatch.generation(),
@@ -69,19 +74,32 @@ def attention_forward(
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        inputs = {"q": q, "k": k, "v": v, **bounds}
+        inputs = {"q": q, "k": k, "v": v, **bounds, **values}
 
         def by_reference(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds: torch.Tensor | None
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor | None
         ) -> Sequence[torch.Tensor]:
-            results: Sequence[torch.Tensor] = REFERENCES["attention_forward"](
-                q, k, v, *options, return_lse, False, *bounds
-            )
+            limits, tensors = rest[: len(bounds)], rest[len(bounds) :]
+            call: tuple[Any, ...] = (q, k, v, *options)
+            if modifiers is None:
+                call = "attention_forward", *call, return_lse, False, *limits
+            else:
+                changed = _values_of(modifiers, tensors)
+                call = (
+                    "attention_modified_forward",
+                    *call,
+                    False,
+                    *changed,
+                    *(limits or (None, None)),
+                )
+            results: Sequence[torch.Tensor] = REFERENCES[call[0]](*call[1:])
             return results
 
-        plan = _plan_of(options, inputs, outputs, by_reference, key_bounds=bool(bounds))
+        plan = _plan_of(
+            options, inputs, outputs, by_reference, (), modifiers, key_bounds=bool(bounds)
+        )
         FORWARD_PLANS.remember(key, plan)
-    results = plan.run(q, k, v, *bounds.values())
+    results = plan.run(q, k, v, *bounds.values(), *values.values())
     return results[0], results[1] if return_lse else None
 
 
@@ -95,8 +113,9 @@ def attention_backward(
     lse: torch.Tensor,
     options: Options,
     deterministic: bool,
+    modifiers: Modifiers | None = None,
 ) -> Gradients:
-    """Gradients of q, k and v through a kernel.
+    """Gradients of q, k and v through a kernel, and of sinks where there are any.
 
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
@@ -108,6 +127,7 @@ def attention_backward(
         lse: what the forward returned.
         options: see q.
         deterministic: only kernels that give equal bits each time may serve.
+        modifiers: what bends the scores, checked; nothing where None.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
@@ -117,12 +137,14 @@ def attention_backward(
     if grad_o is None:
         checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
+    values = {} if modifiers is None else modifiers.tensors
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(o),
         launch.signature(lse),
         launch.signature(grad_o),
         launch.signature(grad_lse),
+        *_signature(modifiers),
         options,
         deterministic,
         dispatch.generation(),
@@ -133,8 +155,10 @@ def attention_backward(
         checks.check_tensors(q, k, v)
         attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
         others = {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse}
-        inputs = {"q": q, "k": k, "v": v, **others}
+        inputs = {"q": q, "k": k, "v": v, **others, **values}
         outputs, copies = launch.gradients(dq=q, dk=k, dv=v), launch.unreadable(**others)
+        if "sinks" in values:
+            outputs.append(launch.contiguous("dsinks", q.shape[1:2], torch.float32))
         backward = {"direction": "backward", "deterministic": deterministic}
 
         def by_reference(
@@ -145,16 +169,19 @@ def attention_backward(
             grad_o: torch.Tensor,
             lse: torch.Tensor,
             grad_lse: torch.Tensor | None,
+            *tensors: torch.Tensor,
         ) -> Gradients:
-            results: Gradients = REFERENCES["attention_backward"](
-                grad_o, grad_lse, q, k, v, o, lse, *options, deterministic
-            )
-            return results
+            call: tuple[Any, ...] = (grad_o, grad_lse, q, k, v, o, lse, *options, deterministic)
+            if modifiers is None:
+                gradients: Gradients = REFERENCES["attention_backward"](*call)
+                return gradients
+            call += _values_of(modifiers, tensors)
+            results: Gradients = REFERENCES["attention_modified_backward"](*call)
+            return results[: 3 + (modifiers.sinks is not None)]
 
-        plan = _plan_of(options, inputs, outputs, by_reference, copies, **backward)
+        plan = _plan_of(options, inputs, outputs, by_reference, copies, modifiers, **backward)
         BACKWARD_PLANS.remember(key, plan)
-    dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
-    return dq, dk, dv
+    return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values.values()))
 
 
 def _plan_of(
@@ -163,6 +190,7 @@ def _plan_of(
     outputs: Sequence[launch.Layout],
     reference: Callable[..., Sequence[torch.Tensor]],
     copies: Sequence[str] = (),
+    modifiers: Modifiers | None = None,
     **named: Any,
 ) -> launch.Plan | launch.ReferencePlan:
     q, k, v, softmax_scale, device_type = (
@@ -175,6 +203,10 @@ def _plan_of(
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
     checks.check_scale(scale, attention_checks.SCALE)
     problem = None
+    scalars: dict[str, Any] = {}
+    if modifiers is not None:
+        named |= {"modifications": modifiers.names, "window_size": modifiers.window_size}
+        scalars = modifiers.scalars
     if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(
@@ -185,4 +217,20 @@ def _plan_of(
         outputs=outputs,
         reference=reference,
         copies=copies,
+        **scalars,
     )
+
+
+def _values_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """What bends the scores as the reference's op takes it, with present tensors in the place of a plan's first."""
+    present = dict(zip(modifiers.tensors, tensors, strict=True))
+    names = ("alibi_slopes", "attn_mask", "sinks")
+    return (*modifiers.window_size, modifiers.softcap, *(present.get(name) for name in names))
+
+
+def _signature(modifiers: Modifiers | None) -> tuple[Any, ...]:
+    """All that a plan depends on of score modifications."""
+    if modifiers is None:
+        return ()
+    tensors = (launch.signature(x) for x in modifiers.tensors.values())
+    return (modifiers.names, modifiers.window_size, modifiers.softcap, *tensors)

@@ -29,8 +29,6 @@ class Off(NamedTuple):
 MASKS = "attention here takes no mask beside causal=True"
 COMMON = {"cu_seqlens": Off(hint="pad the batch, or call once for each sequence")}
 ATTENTION: Mapping[str, Off] = {
-    "alibi_slopes": Off(),
-    "attn_mask": Off(hint=MASKS),
     "block_mask": Off(hint=MASKS),
     "block_table": Off(),
     "dropout_p": Off(0.0, "apply dropout to o, or train without"),
@@ -41,8 +39,6 @@ ATTENTION: Mapping[str, Off] = {
     ),
     "return_attn_probs": Off(False, "return_lse=True returns (o, lse)"),
     "score_mod": Off(),
-    "softcap": Off(0.0),
-    "window_size": Off((-1, -1)),
     **COMMON,
 }
 RETENTION: Mapping[str, Off] = {"head_first": Off(False, "layout says it"), **COMMON}

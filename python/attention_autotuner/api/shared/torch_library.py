@@ -30,6 +30,7 @@ _SCHEMA_TYPES: dict[Any, str] = {
     tuple[float, ...] | None: "float[]?",
     float: "float",
     float | None: "float?",
+    int: "int",
     bool: "bool",
     str: "str",
     Form: "str",

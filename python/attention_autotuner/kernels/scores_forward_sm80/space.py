@@ -99,6 +99,8 @@ FORWARD_PREFERENCES: tuple[ForwardPreference, ...] = (
     ForwardPreference(up_to=512, block_m=64, block_n=32, warps_m=4, num_stages=1),
 )
 
+LEAST_BLOCK_N = 32
+
 # Retention's parallel form where it is one of several; where it is the only one it has all that attention has.
 AUTO_ROWS = ForwardSpace(
     tiles=((128, 4), (64, 4), (128, 8)),
@@ -148,6 +150,11 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejectio
     yield from _row_points(problem, rows, spec, *states)
 
 
+def _block_n(block_n: int, problem: Problem) -> int:
+    """The keys of a step by default: windows and what bends scores take registers that wide steps do not leave."""
+    return max(block_n // 2, LEAST_BLOCK_N) if problem.compiled_modifications else block_n
+
+
 def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     """The first row of the default table that is legal, or None."""
     chunk, states = None, None
@@ -163,7 +170,7 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     preferred = (
         ForwardKnobs(
             block_m=row.block_m,
-            block_n=row.block_n,
+            block_n=_block_n(row.block_n, problem),
             warps_m=row.warps_m,
             num_stages=row.num_stages,
             k_slice=problem.padded_dim_qk,

@@ -11,6 +11,11 @@ from .coefficients import Coefficients
 from .estimates import Estimate, Usage
 from .tile_costs import ELEMENT_BYTES, WARP, StepCounts, round_cost, tile_cost
 
+# What modifications add to a score, by counting instructions: results of ex2 and rcp, and fp32 work over that of a
+# softmax.
+EXPONENTIALS = {"softcap": 2.0}
+ALU_SHARES = {"softcap": 1.0, "alibi_slopes": 0.5}
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelWork(engine.TileList):
@@ -109,9 +114,17 @@ def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> Ker
 
     CTAs of the batch that share a part of an explicit mask run together, so that it comes from device memory once.
     """
-    if problem.score == "softmax":
-        return work
     counts = work.counts
+    if problem.score == "softmax":
+        names = problem.modifications
+        exponentials = sum(EXPONENTIALS.get(name, 0.0) for name in names)
+        alu_share = sum(ALU_SHARES.get(name, 0.0) for name in names)
+        bent = replace(
+            counts,
+            exponentials=counts.exponentials + exponentials,
+            alu_share=counts.alu_share + alu_share,
+        )
+        return replace(work, counts=bent) if names else work
     if problem.score == "decayed":
         exponentials, alu_share = fit.score_decayed_exponentials, fit.score_decayed_alu_share
         return replace(work, counts=replace(counts, exponentials=exponentials, alu_share=alu_share))

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 from math import gcd
 
-from ...core.problem import Problem
+from ...core.problem import NO_WINDOW, Problem
 
 EXACT_TILES = 2048  # tiles that a greedy raster list simulates one by one
 EXACT_WAVES = 4  # and at least this many per slot
@@ -29,7 +29,7 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
     """Tiles of the other side that each block of a problem's queries, or of its keys, visits, in the list's order.
 
     Args:
-        problem: gives the lengths and the causal mask.
+        problem: gives the lengths, the causal mask and the window.
         block: queries of a block, or keys.
         step: keys of a tile, or queries of one head.
         by_queries: which of the two.
@@ -41,12 +41,28 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
     rows, keys, offset = problem.seqlen_q, problem.seqlen_k, problem.causal_offset
     length, other = (rows, keys) if by_queries else (keys, rows)
     tiles, starts = -(-other // step), range(0, length, block)
+    if problem.window_size != NO_WINDOW:
+        return _tiles_in_window(problem, block, step, by_queries)
     if not problem.causal:
         return (tiles,) * len(starts)
     if not by_queries:
         return tuple(max(0, tiles - max(0, key - offset) // step) for key in starts)
     seen = (min(start + block, rows) + offset for start in reversed(starts))
     return tuple(-(-max(0, min(keys, count)) // step) for count in seen)
+
+
+def _tiles_in_window(problem: Problem, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
+    left, right = problem.window
+    offset, length, other = problem.causal_offset, problem.seqlen_q, problem.seqlen_k
+    if not by_queries:  # seen from the keys, the window is the other way round
+        left, right, offset, length, other = right, left, -offset, other, length
+    counts = []
+    for start in range(0, length, block):
+        last = min(start + block, length) - 1
+        begin = max(start + offset - left, 0)
+        end = min(last + offset + right + 1, other)
+        counts.append(-(-end // step) - begin // step if begin < end else 0)
+    return tuple(reversed(counts)) if by_queries and problem.causal else tuple(counts)
 
 
 @lru_cache(maxsize=8192)

@@ -186,6 +186,10 @@ BACKWARD: tuple[Binding, ...] = (AttentionBackward(), AttentionBackward(lse_grad
 
 def ways(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call the kernels of an attention problem, the one that is timed first."""
+    if problem.compiled_modifications:
+        from . import modified_inputs  # stands on this module
+
+        return modified_inputs.ways(problem)
     if problem.direction == "backward":
         return BACKWARD
     return BOUNDED if problem.key_bounds else FORWARD

@@ -25,5 +25,7 @@ def scalars(problem: Problem, scale: float) -> dict[str, float]:
         "causal": int(problem.causal),
         "causal_offset": problem.causal_offset,
         "softmax_scale": scale,
+        "window_left": problem.window_size[0],
+        "window_right": problem.window_size[1],
         "causal_from_end": int(problem.key_bounds and problem.causal_alignment == "bottom_right"),
     }

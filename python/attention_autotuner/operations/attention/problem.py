@@ -9,4 +9,5 @@ SEMANTICS = Semantics(
     scores={"none": "softmax"},
     alignments=("bottom_right", "top_left"),
     takes_key_bounds=True,
+    takes_modifications=True,
 )

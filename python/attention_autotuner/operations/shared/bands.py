@@ -28,6 +28,7 @@ SEEN: dict[str, Seen | None] = {
     "final_state": None,
     "dinitial_state": None,
     "dlog2_gamma": None,
+    "dsinks": None,
 }
 """Output by its name in the C ABI -> what its rows are banded by; None where it has heads only."""
 
@@ -56,14 +57,14 @@ class Bands:
             problem: gives lengths and mask. An explicit mask beyond the causal one does not change the bands.
             name: of the output in the C ABI.
             ndim: its number of axes. ``[batch, heads, rows, ...]``, for dmask ``[heads, rows, keys]`` too, for
-                dlog2_gamma ``[..., heads]``.
+                dlog2_gamma and dsinks ``[..., heads]``.
 
         Raises:
             KeyError: no kernel has an output of that name.
         """
         noun = SEEN[name]
         if noun is None:
-            return cls(heads=ndim - 1 if name == "dlog2_gamma" else 1)
+            return cls(heads=ndim - 1 if name in ("dlog2_gamma", "dsinks") else 1)
         heads = 0 if name == "dmask" and ndim == 3 else 1
         counts = keys_seen(problem) if noun == "keys" else queries_that_see(problem)
         return cls(heads=heads, rows=heads + 1, counts=counts, noun=noun)
@@ -94,15 +95,18 @@ class Bands:
 
 def keys_seen(problem: Problem) -> torch.Tensor:
     """Keys that every query row sees: ``[seqlen_q]``, int64."""
-    if not problem.causal:
-        return torch.full((problem.seqlen_q,), problem.seqlen_k)
-    last = torch.arange(problem.seqlen_q) + problem.causal_offset
-    return (last + 1).clamp(0, problem.seqlen_k)
+    return _seen(problem.seqlen_q, problem.seqlen_k, problem.causal_offset, *problem.window)
 
 
 def queries_that_see(problem: Problem) -> torch.Tensor:
     """Query rows of one head that see every key: ``[seqlen_k]``, int64."""
-    if not problem.causal:
-        return torch.full((problem.seqlen_k,), problem.seqlen_q)
-    first = (torch.arange(problem.seqlen_k) - problem.causal_offset).clamp(min=0)
-    return (problem.seqlen_q - first).clamp(0, problem.seqlen_q)
+    return _seen(
+        problem.seqlen_k, problem.seqlen_q, -problem.causal_offset, *reversed(problem.window)
+    )
+
+
+def _seen(rows: int, others: int, offset: int, before: int, after: int) -> torch.Tensor:
+    """Others that each row sees: those from so many before its diagonal to so many after it."""
+    diagonal = torch.arange(rows) + offset
+    begin, end = (diagonal - before).clamp(0, others), (diagonal + after + 1).clamp(0, others)
+    return end - begin

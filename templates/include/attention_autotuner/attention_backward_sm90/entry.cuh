@@ -57,7 +57,7 @@ struct BackwardPassesSm90<Config, Decomposition::kThreePass> {
 template <typename Config>
 struct AttentionBackwardSm90Entry {
   using Element = typename Config::Element;
-  using Params = attention_autotuner_attention_backward_params;
+  using Params = AttentionBackwardParams1002;
   using Common = BackwardArguments<Params>;
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split

@@ -36,7 +36,7 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
 
 struct BackwardPassSm90Arguments {
   TmaTensor x0, x1, y0, y1;
-  BackwardArguments<attention_autotuner_attention_backward_params> common;
+  BackwardArguments<AttentionBackwardParams1002> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
@@ -68,7 +68,7 @@ struct BackwardPassSm90Stages {
       kv_head = share.kv_head;
       split = share.split;
       head = share.head;
-      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads);
+      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
     }
     steps = range.tiles();
   }

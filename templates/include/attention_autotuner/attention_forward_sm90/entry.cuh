@@ -20,8 +20,7 @@ template <typename Config>
 struct AttentionForwardSm90Entry {
   using T = AttentionForwardSm90Traits<Config>;
   using Element = typename T::Element;
-  using Params = std::conditional_t<T::kMasked, attention_autotuner_retnet_forward_params,
-                                    attention_autotuner_attention_forward_params>;
+  using Params = std::conditional_t<T::kMasked, attention_autotuner_retnet_forward_params, AttentionForwardParams1003>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
@@ -164,7 +163,7 @@ struct AttentionForwardSm90Entry {
 
   // What is made of scores, and the results of rows beside O.
   using Arguments = softmax_forward::AttentionForwardSm90Arguments;
-  static bool take_scores(Arguments& arguments, attention_autotuner_attention_forward_params const& p) {
+  static bool take_scores(Arguments& arguments, AttentionForwardParams1003 const& p) {
     arguments.lse = p.lse;
     arguments.seqlens_k = p.seqlens_k;
     arguments.starts_k = p.starts_k;

@@ -15,6 +15,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/score/modifications.cuh"
 
 namespace attention_autotuner {
 
@@ -45,10 +46,36 @@ struct BackwardArguments {
   }
   // The first query that sees a key.
   __device__ __forceinline__ int first_query(int key) const {
+    if constexpr (kHasWindow<Params>) return maximum(key - params.causal_offset - params.window_right, 0);
     return params.causal ? maximum(key - params.causal_offset, 0) : 0;
+  }
+  // Queries that see a key are below this.
+  __device__ __forceinline__ int end_of_queries(int key) const {
+    if constexpr (kHasWindow<Params>) {
+      int const last = minimum(key - params.causal_offset, params.seqlen_q) + params.window_left;
+      return minimum(last + 1, params.seqlen_q);
+    }
+    return params.seqlen_q;
+  }
+  // The same of the `keys` keys from `key` on; not negative.
+  __device__ __forceinline__ int end_of_queries(int key, int keys) const {
+    if constexpr (kHasWindow<Params>) {
+      return maximum(end_of_queries(minimum(key + keys, int(params.seqlen_k)) - 1), 0);
+    } else {
+      return params.seqlen_q;
+    }
+  }
+  // The first key that a query sees.
+  __device__ __forceinline__ int first_key(int query) const {
+    if constexpr (kHasWindow<Params>) return maximum(query + params.causal_offset - params.window_left, 0);
+    return 0;
   }
   // A query sees keys below this.
   __device__ __forceinline__ int visible_keys(int query) const {
+    if constexpr (kHasWindow<Params>) {
+      int const end = minimum(query + params.causal_offset, params.seqlen_k) + params.window_right + 1;
+      return minimum(end, params.seqlen_k);
+    }
     int const diagonal = query + params.causal_offset + 1;
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
@@ -89,11 +116,11 @@ struct TileRange {
   int first, end;
   int head, heads;
 
-  // Over the queries, in tiles of `block`, that meet the keys from `key` on.
+  // Over the queries, in tiles of `block`, that meet the `keys` keys from `key` on.
   template <typename Arguments>
   __device__ __forceinline__ static TileRange over_queries(Arguments const& arguments, int key, int block, int head,
-                                                           int heads) {
-    return {arguments.first_query(key) / block, divide_up(arguments.params.seqlen_q, block), head, heads};
+                                                           int heads, int keys) {
+    return {arguments.first_query(key) / block, divide_up(arguments.end_of_queries(key, keys), block), head, heads};
   }
   __device__ __forceinline__ int tiles() const { return heads * maximum(end - first, 0); }
   __device__ __forceinline__ Cursor begin() const { return {head, first}; }

@@ -35,6 +35,7 @@ struct KeyRange {
 template <>
 struct KeyRange<true> {
   int first, keys, offset;
+  int diagonal;  // row i's bottom-right diagonal is key i + diagonal of k
 
   // Params have seqlens_k, starts_k, causal_from_end, seqlen_q, seqlen_k and causal_offset.
   template <typename Params>
@@ -43,7 +44,14 @@ struct KeyRange<true> {
     int const end = params.seqlens_k == nullptr ? params.seqlen_k : within(params.seqlens_k[batch]);
     first = params.starts_k == nullptr ? 0 : within(params.starts_k[batch]);
     keys = maximum(end - first, 0);
-    offset = (params.causal_from_end ? end - params.seqlen_q : params.causal_offset) - first;
+    diagonal = end - params.seqlen_q;
+    offset = (params.causal_from_end ? diagonal : params.causal_offset) - first;
+  }
+  // Leaves out the first `count` keys of the range.
+  __device__ __forceinline__ void skip(int count) {
+    first += count;
+    keys = maximum(keys - count, 0);
+    offset -= count;
   }
   __device__ __forceinline__ int begin() const { return first; }
   template <typename Params>

@@ -12,7 +12,7 @@
 namespace attention_autotuner {
 
 template <typename Config>
-using ArgumentsOf = BackwardArguments<typename ScoreModParams<Config::kScoreMod>::Backward>;
+using ArgumentsOf = BackwardArguments<BackwardParamsOf<Config>>;
 
 inline constexpr int kRowThreads = 128;
 inline constexpr int kLanesPerRow = 8;

@@ -51,6 +51,24 @@ inline bool has_score_mod_inputs(Params const& p) {
   }
 }
 
+// Whether params bring the values of the modifications that a config is compiled with.
+template <typename Mods, typename Params>
+inline bool has_values(Params const& p) {
+  if constexpr (Mods::template kHas<Softcap>) {
+    if (!(p.softcap > 0.0f)) return false;
+  }
+  if constexpr (Mods::template kHas<AlibiSlopes>) {
+    if (p.alibi_slopes == nullptr) return false;
+  }
+  if constexpr (Mods::template kHas<AttnMask>) {
+    if (p.attn_mask.data == nullptr || p.attn_mask_kind < 0 || p.attn_mask_kind >= AttnMask::kKinds) return false;
+  }
+  if constexpr (Mods::template kHas<Sinks>) {
+    if (p.sinks == nullptr) return false;
+  }
+  return true;
+}
+
 template <ScoreMod kScoreMod, typename Params>
 inline bool mask_aligned(Params const& p, int bytes) {
   if constexpr (kScoreMod == ScoreMod::kMasked) {

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
@@ -15,7 +16,11 @@ inline constexpr int kMaxDevices = 64;
 template <typename Params>
 inline constexpr uint32_t kAbiVersionOf = 1002;
 template <>
-inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_forward_params> = 1003;
+inline constexpr uint32_t kAbiVersionOf<AttentionForwardParams1003> = 1003;
+template <>
+inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_forward_params> = 1004;
+template <>
+inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_backward_params> = 1004;
 
 inline int32_t cuda_status(cudaError_t error) {
   return error == cudaSuccess ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(error);

@@ -24,11 +24,13 @@ struct LseDelta {
 
 template <>
 struct LseDelta<ScoreMod::kSoftmax> {
-  using Params = attention_autotuner_attention_backward_params;
-
   __device__ __forceinline__ static float neutral_base() { return infinity(); }
-  __device__ __forceinline__ static bool want_delta(Params const&) { return true; }
+  template <typename Params>
+  __device__ __forceinline__ static bool want_delta(Params const&) {
+    return true;
+  }
   // Base and shift from delta = rowsum(dO O). `place` is the row's index among all rows.
+  template <typename Params>
   __device__ __forceinline__ static float2 find(Params const& p, int64_t place, float delta) {
     float const lse = p.lse[place];
     if (!(lse > minus_infinity())) return make_float2(infinity(), 0.0f);

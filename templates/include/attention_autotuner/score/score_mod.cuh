@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/score/modifications.cuh"
 
 namespace attention_autotuner {
 
@@ -13,7 +14,7 @@ enum class ScoreMod {
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
-// Attention forward's params as far as ABI 1002 has them: kernels that read no later field take these, so that the
+// Attention's params as far as ABI 1002 and 1003 have them: kernels that read no later field take these, so that the
 // later ones change no machine code of theirs.
 struct AttentionForwardParams1002 {
   uint32_t struct_size;
@@ -23,10 +24,36 @@ struct AttentionForwardParams1002 {
   int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
   float softmax_scale;
 };
+struct AttentionForwardParams1003 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o;
+  float* lse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+  int32_t const *seqlens_k, *starts_k;
+  int32_t causal_from_end, splits;
+};
+struct AttentionBackwardParams1002 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
+  float const *lse, *dlse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+};
 static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
                   offsetof(AttentionForwardParams1002, softmax_scale) ==
-                      offsetof(attention_autotuner_attention_forward_params, softmax_scale),
-              "1002 is a prefix of the present params");
+                      offsetof(attention_autotuner_attention_forward_params, softmax_scale) &&
+                  sizeof(AttentionForwardParams1003) ==
+                      offsetof(attention_autotuner_attention_forward_params, window_left) &&
+                  offsetof(AttentionForwardParams1003, splits) ==
+                      offsetof(attention_autotuner_attention_forward_params, splits) &&
+                  sizeof(AttentionBackwardParams1002) ==
+                      offsetof(attention_autotuner_attention_backward_params, window_left) &&
+                  offsetof(AttentionBackwardParams1002, softmax_scale) ==
+                      offsetof(attention_autotuner_attention_backward_params, softmax_scale),
+              "1002 and 1003 are prefixes of the present params");
 
 // The arguments of a direction's kernels.
 template <ScoreMod kScoreMod>
@@ -37,8 +64,13 @@ struct ScoreModParams {
 template <>
 struct ScoreModParams<ScoreMod::kSoftmax> {
   using Forward = AttentionForwardParams1002;
-  using Backward = attention_autotuner_attention_backward_params;
+  using Backward = AttentionBackwardParams1002;
 };
+
+// The same of a config, which may be compiled with modifications.
+template <typename Config>
+using BackwardParamsOf = std::conditional_t<kIsModified<Config>, attention_autotuner_attention_backward_params,
+                                            typename ScoreModParams<Config::kScoreMod>::Backward>;
 
 // The parts of kernels of traits T that differ between score modifications: see the specialisations in
 // score/softmax.cuh, score/softmax_backward.cuh, score/masked.cuh and score/masked_backward.cuh.
@@ -50,16 +82,11 @@ template <ScoreMod kScoreMod>
 struct LseDelta;
 
 // What the scores are multiplied by.
-inline __host__ __device__ float score_scale(AttentionForwardParams1002 const& p) { return p.softmax_scale; }
-inline __host__ __device__ float score_scale(attention_autotuner_attention_forward_params const& p) {
+inline __host__ __device__ float score_scale(attention_autotuner_retnet_forward_params const& p) { return p.scale; }
+inline __host__ __device__ float score_scale(attention_autotuner_retnet_backward_params const& p) { return p.scale; }
+template <typename AttentionParams>
+inline __host__ __device__ float score_scale(AttentionParams const& p) {
   return p.softmax_scale;
-}
-inline __host__ __device__ float score_scale(attention_autotuner_attention_backward_params const& p) {
-  return p.softmax_scale;
-}
-template <typename Params>
-inline __host__ __device__ float score_scale(Params const& p) {
-  return p.scale;
 }
 
 }  // namespace attention_autotuner

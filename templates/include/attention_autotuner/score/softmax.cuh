@@ -78,8 +78,16 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], flo
 // The score modification of a forward kernel with traits T: see scores_forward_sm80/warp.cuh.
 template <typename T>
 struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
+  static constexpr bool kHasSinks = T::Modifications::template kHas<Sinks>;
   float maximum[T::kRowTiles][2];  // times c
   float sum[T::kRowTiles][2];      // of this lane's columns only, until the end
+
+  // What scores are multiplied by: modified ones are in powers of two.
+  template <typename Warp>
+  __device__ __forceinline__ static float factor(Warp const& w) {
+    if constexpr (T::kModified) return 1.0f;
+    return w.c;
+  }
 
   template <typename Warp>
   __device__ __forceinline__ void begin(Warp&, TileCoordinates const&) {
@@ -104,24 +112,66 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
   // Masks the scores of a tile and brings the running maximum up to date.
   template <typename Warp>
   __device__ __forceinline__ void prepare(Warp& w, typename Warp::Scores& s, int key_tile, int) {
+    if constexpr (T::kModified) modify(w, s, key_tile);
     w.apply_causal_mask(s, key_tile, minus_infinity());
     float largest[T::kRowTiles][2];
     row_maximum(largest, s);
     if constexpr (!T::kPInRegisters) w.combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });
-    update_maximum(maximum, sum, largest, w.o, w.c);
+    update_maximum(maximum, sum, largest, w.o, factor(w));
+  }
+  template <typename Warp>
+  __device__ __forceinline__ void modify(Warp const& w, typename Warp::Scores& s, int key_tile) const {
+    TileCoordinates const tile = w.tile();
+    typename T::Modifications const modifications(w.params, tile.batch, tile.head);
+    int const column0 = w.range.begin() + w.first_key(key_tile) + w.warp_n() * 8 * T::kKeyTiles + 2 * (lane_here() & 3);
+#pragma unroll
+    for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = tile.row_block * T::kBlockM + w.row_in_block(i, half);
+        float const distance = float(row + w.range.diagonal - column0);
+#pragma unroll
+        for (int j = 0; j < T::kKeyTiles; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            int const column = 8 * j + e;
+            float& score = s[i][j][2 * half + e];
+            score = modifications.apply(score * w.c, {row, column0 + column, distance - float(column)});
+          }
+        }
+      }
+    }
   }
   template <typename Warp>
   __device__ __forceinline__ void numerators(Warp const& w, float (&s)[4], int i) {
-    exponentiate(s, sum[i], maximum[i], w.c);
+    exponentiate(s, sum[i], maximum[i], factor(w));
+  }
+
+  // The maximum of a row and its sink, and the sum of the row's powers of two over that.
+  struct RowTotal {
+    float largest, total;
+  };
+  template <typename Warp>
+  __device__ __forceinline__ RowTotal with_sink(Warp const& w, int i, int half) const {
+    float const sink = Sinks::of(w.params, w.tile().head), largest = fmaxf(maximum[i][half], sink);
+    return {largest, sum[i][half] * exp2_approximate(maximum[i][half] - largest) + exp2_approximate(sink - largest)};
   }
 
   // With the sums complete: what O is multiplied with (a row that sees no key gives 0), and the LSE.
   template <typename Warp>
-  __device__ __forceinline__ float output_factor(Warp const&, int i, int half) const {
+  __device__ __forceinline__ float output_factor(Warp const& w, int i, int half) const {
+    if constexpr (kHasSinks) {
+      auto const [largest, total] = with_sink(w, i, half);
+      return total == 0.0f ? 0.0f : exp2_approximate(maximum[i][half] - largest) / total;
+    }
     return sum[i][half] == 0.0f ? 0.0f : 1.0f / sum[i][half];
   }
   template <typename Warp>
-  __device__ __forceinline__ float row_value(Warp const&, int i, int half) const {
+  __device__ __forceinline__ float row_value(Warp const& w, int i, int half) const {
+    if constexpr (kHasSinks) {
+      auto const [largest, total] = with_sink(w, i, half);
+      return total == 0.0f ? minus_infinity() : largest * kLn2 + logf(total);
+    }
     return sum[i][half] == 0.0f ? minus_infinity() : maximum[i][half] * kLn2 + logf(sum[i][half]);
   }
   template <typename Params>

@@ -6,9 +6,69 @@
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/score/lse_delta.cuh"
+#include "attention_autotuner/score/modifications.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
+
+// The modifications of a pass, for its accumulators of a tile.
+template <typename T, bool kModified = T::kModified>
+struct Modifier {
+  static constexpr bool kHasDerivative = false;
+  struct Derivatives {};
+
+  template <typename... Where>
+  __device__ __forceinline__ static Modifier of_keys(Where const&...) {
+    return {};
+  }
+  template <typename Warp>
+  __device__ __forceinline__ static Modifier of_rows(Warp const&) {
+    return {};
+  }
+};
+
+template <typename T>
+struct Modifier<T, true> {
+  using Modifications = typename T::Modifications;
+  static constexpr bool kHasDerivative = Modifications::kHasDerivative;
+
+  // Those of sixteen columns' scores; nothing where all are 1.
+  struct Derivatives {
+    float values[kHasDerivative ? T::kRowTiles : 1][2][4];
+
+    __device__ __forceinline__ float& at(int i, int j, int e) { return values[kHasDerivative ? i : 0][j][e]; }
+  };
+
+  Modifications modifications;
+  float c;
+  ScorePlace first;  // of this lane's first score
+
+  template <typename Arguments>
+  __device__ __forceinline__ Modifier(Arguments const& arguments, int batch, int head, int row, int column)
+      : modifications(arguments.params, batch, head),
+        c(arguments.c),
+        first{row, column, float(row + arguments.params.seqlen_k - arguments.params.seqlen_q - column)} {}
+
+  // Of a key pass: keys are rows of accumulators.
+  template <typename Warp>
+  __device__ __forceinline__ static Modifier of_keys(Warp const& w, int query0, int key) {
+    return {w.arguments, w.batch, w.now.head, query0 + 2 * (lane_here() & 3), key + lane_here() / 4};
+  }
+  // Of a row pass.
+  template <typename Warp>
+  __device__ __forceinline__ static Modifier of_rows(Warp const& w) {
+    int const row = w.row0 + w.warp_row() + lane_here() / 4;
+    int const column = w.now.tile * T::kBlockColumns + w.warp_column() + 2 * (lane_here() & 3);
+    return {w.arguments, w.batch, T::kByQueries ? w.head : w.now.head, T::kByQueries ? row : column,
+            T::kByQueries ? column : row};
+  }
+
+  // The score of so many rows and columns further, in powers of two.
+  __device__ __forceinline__ float apply(float score, int rows, int columns, float& derivative) const {
+    ScorePlace const at{first.row + rows, first.column + columns, first.distance + float(rows - columns)};
+    return modifications.apply(score * c, at, derivative);
+  }
+};
 
 template <typename T>
 struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
@@ -31,6 +91,8 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   __device__ __forceinline__ static void compute_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
                                                    int slot, int part, int query0, int key) {
     uint32_t const lse2 = w.lse_delta(slot) + 4 * part * T::kSubtileRows + 8 * (lane_here() & 3);
+    auto const modifier = Modifier<T>::of_keys(w, query0, key);
+    typename Modifier<T>::Derivatives derivatives;
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
 #pragma unroll
@@ -41,7 +103,13 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
         for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], w.arguments.c, e % 2 == 0 ? -l.x : -l.y));
+            if constexpr (T::kModified) {
+              float const score =
+                  modifier.apply(s[i][j][e], 8 * j + e % 2, 16 * i + 8 * (e / 2), derivatives.at(i, half, e));
+              s[i][j][e] = exp2_approximate(score - (e % 2 == 0 ? l.x : l.y));
+            } else {
+              s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], w.arguments.c, e % 2 == 0 ? -l.x : -l.y));
+            }
           }
         }
       }
@@ -54,7 +122,20 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
           a[r] =
               pack_pair<typename T::Element>(s[i][2 * step + r / 2][r % 2 * 2], s[i][2 * step + r / 2][r % 2 * 2 + 1]);
         }
-        w.send_p(a, part, step, i);
+        if constexpr (Modifier<T>::kHasDerivative) {
+          // What becomes of dS: P times the derivative.
+          uint32_t sent[4];
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            float (&p0)[4] = s[i][2 * step + r / 2];
+            int const e = r % 2 * 2;
+            sent[r] = pack_pair<typename T::Element>(p0[e] * derivatives.at(i, r / 2, e),
+                                                     p0[e + 1] * derivatives.at(i, r / 2, e + 1));
+          }
+          w.send_p(sent, part, step, i);
+        } else {
+          w.send_p(a, part, step, i);
+        }
       }
     }
   }
@@ -69,11 +150,13 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
         int const first = row < w.arguments.params.seqlen_k
                               ? w.arguments.first_query(row) - query0 - 16 * step - 2 * (lane_here() & 3)
                               : INT32_MAX;
+        int end = 0;
+        if constexpr (T::kModified) end = w.arguments.end_of_queries(row) - query0 - 16 * step - 2 * (lane_here() & 3);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            if (8 * j + e < first) s[i][2 * step + j][2 * half + e] = 0.0f;
+            if (8 * j + e < first || (T::kModified && 8 * j + e >= end)) s[i][2 * step + j][2 * half + e] = 0.0f;
           }
         }
       }
@@ -141,6 +224,8 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
                                                          typename Warp::Scores& s, typename Warp::Scores const& dp,
                                                          int step, bool whole, int slot) {
     uint32_t const lse2_address = w.lse_delta(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3);
+    auto const modifier = Modifier<T>::of_rows(w);
+    typename Modifier<T>::Derivatives derivatives;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const j = 2 * step + half;
@@ -156,7 +241,14 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
           } else {
             base = e % 2 == 0 ? l.x : l.y;
           }
-          s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], w.arguments.c, -base));
+          if constexpr (T::kModified) {
+            int const row = 16 * i + 8 * (e / 2), column = 8 * j + e % 2;
+            float const score = modifier.apply(s[i][j][e], T::kByQueries ? row : column, T::kByQueries ? column : row,
+                                               derivatives.at(i, half, e));
+            s[i][j][e] = exp2_approximate(score - base);
+          } else {
+            s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], w.arguments.c, -base));
+          }
         }
       }
     }
@@ -181,6 +273,10 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
         if constexpr (T::kNeedsDp) {
           low *= dp[i][j][e];
           high *= dp[i][j][e + 1];
+          if constexpr (Modifier<T>::kHasDerivative) {
+            low *= derivatives.at(i, r / 2, e);
+            high *= derivatives.at(i, r / 2, e + 1);
+          }
         }
         packed[i][r] = pack_pair<typename T::Element>(low, high);
       }

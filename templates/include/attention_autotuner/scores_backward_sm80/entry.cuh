@@ -7,6 +7,7 @@
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/sink_gradient.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
@@ -20,16 +21,20 @@ namespace attention_autotuner {
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // The factor of the scores: see common/backward_arguments.cuh.
-inline float score_factor(attention_autotuner_attention_backward_params const& p) { return p.softmax_scale * kLog2E; }
 inline float score_factor(attention_autotuner_retnet_backward_params const& p) { return p.scale; }
+template <typename AttentionParams>
+inline float score_factor(AttentionParams const& p) {
+  return p.softmax_scale * kLog2E;
+}
 
 template <typename Config>
 struct BackwardEntry {
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  using Params = typename ScoreModParams<kScoreMod>::Backward;
+  using Params = BackwardParamsOf<Config>;
   using Arguments = BackwardArguments<Params>;
   static constexpr bool kOnePass = Config::kPlan == Plan::kOnePass;
   static constexpr bool kHasKeys = Config::kPlan != Plan::kThreeKernels;
+  static constexpr bool kHasSinks = ModificationsOf<Config>::Type::template kHas<Sinks>;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
   // The plan's passes in the order they run, each as (kernel, kernel whose CTAs share a group, traits). Only passes
@@ -78,6 +83,11 @@ struct BackwardEntry {
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident);
+    }
+    if constexpr (kHasSinks) {
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+      }
     }
     if constexpr (kOnePass) {
       if (status == ATTENTION_AUTOTUNER_OK) {
@@ -133,7 +143,8 @@ struct BackwardEntry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p);
+    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p) &&
+                      has_values<typename ModificationsOf<Config>::Type>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -169,7 +180,7 @@ struct BackwardEntry {
   static Arguments arguments_of(Params const& p, void* workspace) {
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    return {p,
+    return {with_window(p),
             score_factor(p),
             at(0),
             at(places.shift),
@@ -197,6 +208,12 @@ struct BackwardEntry {
         <<<int(preprocess_grid), kRowThreads, 0, stream>>>(arguments, (places.dk_partial - places.dq_sum) / 16);
     status = cuda_status(cudaGetLastError());
     if (status != ATTENTION_AUTOTUNER_OK) return status;
+    if constexpr (kHasSinks) {
+      if (p.dsinks != nullptr)
+        backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, kSinkSmemBytes, stream>>>(arguments);
+      status = cuda_status(cudaGetLastError());
+      if (status != ATTENTION_AUTOTUNER_OK) return status;
+    }
     status = for_each_pass([&](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
       if constexpr (Traits::kByQueries) {

@@ -66,7 +66,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
         batch(tile.batch),
         key0(tile.row_block * T::kBlockN),
         share(arguments, tile.head),
-        range(TileRange::over_queries(arguments, key0, T::kBlockM, share.head, share.heads)) {
+        range(TileRange::over_queries(arguments, key0, T::kBlockM, share.head, share.heads, T::kBlockN)) {
     now = ahead = range.begin();
   }
 
@@ -115,8 +115,9 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   // P^T from S^T, packed, and sent to the other warp of the pair where dS needs it.
   __device__ __forceinline__ void compute_p(Packed& p, Scores& s, int slot, int part) const {
     int const query0 = now.tile * T::kBlockM + part * T::kSubtileRows, key = key0 + pair() * T::kRowsPerWarp;
-    bool const whole =
+    bool whole =
         key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
+    if constexpr (T::kModified) whole = whole && query0 + T::kSubtileRows <= arguments.end_of_queries(key);
     if (whole) {
       Score::template compute_p<true>(*this, p, s, slot, part, query0, key);
     } else {

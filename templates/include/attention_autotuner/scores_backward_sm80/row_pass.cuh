@@ -72,9 +72,10 @@ struct RowPassWarp : PassWarp<Traits> {
     auto const& p = arguments.params;
     if constexpr (T::kByQueries) {
       int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
-      range = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), list.group.divide(head), 1};
+      range = {arguments.first_key(row0) / T::kBlockColumns,
+               divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), list.group.divide(head), 1};
     } else {
-      range = TileRange::over_queries(arguments, row0, T::kBlockColumns, share.head, share.heads);
+      range = TileRange::over_queries(arguments, row0, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
     }
     now = ahead = range.begin();
   }
@@ -139,6 +140,13 @@ struct RowPassWarp : PassWarp<Traits> {
   // Whether every row of this warp meets every column of the tile.
   __device__ __forceinline__ bool is_whole() const {
     auto const& p = arguments.params;
+    if constexpr (T::kModified) {
+      int const first = row0 + warp_row(), last = first + 16 * T::kRowTiles - 1, column = now.tile * T::kBlockColumns;
+      if (T::kByQueries ? arguments.first_key(last) > column
+                        : arguments.end_of_queries(first) < column + T::kBlockColumns) {
+        return false;
+      }
+    }
     if constexpr (T::kByQueries) {
       return (now.tile + 1) * T::kBlockColumns <= arguments.visible_keys(row0 + warp_row());
     } else {
@@ -149,9 +157,10 @@ struct RowPassWarp : PassWarp<Traits> {
   // Whether a row meets a column, both counted from the tensors' first.
   __device__ __forceinline__ bool meets(int row, int column) const {
     if constexpr (T::kByQueries) {
-      return column < arguments.visible_keys(row);
+      return column < arguments.visible_keys(row) && (!T::kModified || column >= arguments.first_key(row));
     } else {
-      return row < arguments.params.seqlen_k && column >= arguments.first_query(row);
+      return row < arguments.params.seqlen_k && column >= arguments.first_query(row) &&
+             (!T::kModified || column < arguments.end_of_queries(row));
     }
   }
 

@@ -19,7 +19,9 @@ enum class Plan { kOnePass, kTwoKernels, kThreeKernels };
 template <typename Config>
 struct BackwardDims {
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  using Params = typename ScoreModParams<kScoreMod>::Backward;
+  using Params = BackwardParamsOf<Config>;
+  using Modifications = typename ModificationsOf<Config>::Type;
+  static constexpr bool kModified = kIsModified<Config>;
   static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kPaddedDimV = Config::kPaddedDimV;
   static constexpr int kCopyBytes = Config::kCopyBytes;

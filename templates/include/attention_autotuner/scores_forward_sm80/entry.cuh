@@ -40,7 +40,8 @@ struct ForwardEntry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, T::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p)) {
+    if (!takes_shape(p, T::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p) ||
+        !has_values<typename T::Modifications>(p)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     constexpr int kBytes = Config::kCopyBytes;
@@ -67,7 +68,7 @@ struct ForwardEntry {
                         Divider::by(p.heads_q),
                         Divider::by(p.batch),
                         Divider::by(p.heads_q / p.heads_kv)};
-    scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, list, score_factor(p));
+    scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(with_window(p), list, score_factor(p));
     return cuda_status(cudaGetLastError());
   }
 

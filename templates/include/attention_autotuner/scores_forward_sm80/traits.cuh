@@ -18,9 +18,12 @@ template <typename Config>
 struct ForwardTraits {
   using Element = typename Config::Element;
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  static constexpr bool kKeyBounds = kScoreMod == ScoreMod::kSoftmax && kHasKeyBounds<Config>;
-  using Params = std::conditional_t<kKeyBounds, attention_autotuner_attention_forward_params,
-                                    typename ScoreModParams<kScoreMod>::Forward>;
+  using Modifications = typename ModificationsOf<Config>::Type;
+  static constexpr bool kModified = kIsModified<Config>;
+  static constexpr bool kKeyBounds = kScoreMod == ScoreMod::kSoftmax && (kHasKeyBounds<Config> || kModified);
+  using Params = std::conditional_t<
+      kModified, attention_autotuner_attention_forward_params,
+      std::conditional_t<kKeyBounds, AttentionForwardParams1003, typename ScoreModParams<kScoreMod>::Forward>>;
   static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;

@@ -80,14 +80,29 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   // Row i sees keys of the range below this.
   __device__ __forceinline__ int visible_keys(int row) const {
+    if constexpr (T::kModified) {
+      int const end = minimum(row + range.causal_offset(params), range.length(params)) + params.window_right + 1;
+      return minimum(end, range.length(params));
+    }
     int const diagonal = row + range.causal_offset(params) + 1;
     return params.causal && diagonal < range.length(params) ? diagonal : range.length(params);
+  }
+
+  // And none below this, where there are windows.
+  __device__ __forceinline__ int first_visible(int row) const {
+    if constexpr (T::kModified) return row + range.causal_offset(params) - params.window_left;
+    return 0;
   }
 
   __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index)
       : Place{smem}, params(params), list(list), index(index), c(c) {
     TileCoordinates const tile = this->tile();
     range.find(params, tile.batch);
+    if constexpr (T::kModified) {
+      // Whole tiles, which no row sees.
+      int const skipped = minimum(maximum(first_visible(tile.row_block * T::kBlockM), 0), range.length(params));
+      range.skip(skipped - skipped % T::kBlockN);
+    }
     int const kv_head = list.group.divide(tile.head);
     int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
@@ -290,7 +305,12 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   // Sets scores to `masked` where a row does not see a key.
   __device__ __forceinline__ void apply_causal_mask(Scores& s, int key_tile, float masked) const {
     int const key = first_key(key_tile);
-    if (key + T::kBlockN <= whole_keys) return;
+    if constexpr (T::kModified) {
+      bool const below = key < first_visible(tile().row_block * T::kBlockM + T::kBlockM - 1);
+      if (key + T::kBlockN <= whole_keys && !below) return;
+    } else {
+      if (key + T::kBlockN <= whole_keys) return;
+    }
     int const row0 = tile().row_block * T::kBlockM;
     int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane_here() & 3);
 #pragma unroll
@@ -298,11 +318,13 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const limit = visible_keys(row0 + row_in_block(i, half)) - first;
+        int least = 0;
+        if constexpr (T::kModified) least = first_visible(row0 + row_in_block(i, half)) - first;
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            if (8 * j + e >= limit) s[i][j][2 * half + e] = masked;
+            if (8 * j + e >= limit || (T::kModified && 8 * j + e < least)) s[i][j][2 * half + e] = masked;
           }
         }
       }

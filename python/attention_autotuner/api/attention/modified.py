@@ -1,0 +1,387 @@
+"""Attention with modified scores: its arguments, ``torch.library`` ops, kernels and derivatives.
+
+Calls without a modification never come here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from ... import settings
+from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment
+from ...operations.attention.modified import (
+    MASK_DTYPES,
+    Modifiers,
+    attention_modified,
+    attention_modified_backward,
+)
+from ..shared import checks
+from ..shared.options import as_float
+from ..shared.plain import Gradient, of_arguments, refuse_tangents, settings_of
+from ..shared.second_order import differentiate_again, notice_reference
+from ..shared.torch_library import define, differentiate_by, nothing
+from . import checks as attention_checks
+from . import plan as attention_plan
+from . import torch_op as plain_op
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Forward(NamedTuple):
+    """Arguments of the forward op."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    softmax_scale: float | None
+    causal: bool
+    top_left: bool
+    device_type: str
+    deterministic: bool
+    window_left: int
+    window_right: int
+    softcap: float
+    alibi_slopes: torch.Tensor | None
+    attn_mask: torch.Tensor | None
+    sinks: torch.Tensor | None
+    seqlens_k: torch.Tensor | None
+    starts_k: torch.Tensor | None
+
+
+class Backward(NamedTuple):
+    """Arguments of the backward op."""
+
+    grad_o: torch.Tensor | None
+    grad_lse: torch.Tensor | None
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    o: torch.Tensor
+    lse: torch.Tensor
+    softmax_scale: float | None
+    causal: bool
+    top_left: bool
+    device_type: str
+    deterministic: bool
+    window_left: int
+    window_right: int
+    softcap: float
+    alibi_slopes: torch.Tensor | None
+    attn_mask: torch.Tensor | None
+    sinks: torch.Tensor | None
+
+
+Call = Forward | Backward
+BOUNDS = ("seqlens_k", "starts_k")
+_VALUES = ("softcap", "alibi_slopes", "attn_mask", "sinks")  # fields of calls and of Modifiers
+
+
+def modifiers_of(call: Call) -> Modifiers:
+    """The values of a call's modifications."""
+    window = (call.window_left, call.window_right)
+    return Modifiers(window_size=window, **{name: getattr(call, name) for name in _VALUES})
+
+
+def _options(call: Call) -> dict[str, Any]:
+    """The options of a call as the reference takes them."""
+    alignment: CausalAlignment = "top_left" if call.top_left else "bottom_right"
+    options = {"softmax_scale": call.softmax_scale, "causal": call.causal}
+    return options | {"causal_alignment": alignment}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Score modifications as a caller asks for them, by the arguments of ``flash_attn_func``."""
+
+    window_size: Any
+    softcap: Any
+    tensors: Mapping[str, Any]
+
+
+def check_window(window: object) -> tuple[int, int]:
+    """A window as two integers.
+
+    Raises:
+        UnsupportedProblemError: it is anything else, or one is less than -1 or more than 2**30.
+    """
+    fine = (
+        isinstance(window, (tuple, list))
+        and len(window) == 2
+        and all(isinstance(x, int) and not isinstance(x, bool) for x in window)
+        and all(-1 <= x <= MAX_EXTENT for x in window)
+    )
+    checks.fail_unless(
+        fine, f"window_size must be two integers from -1 to 2**30, got {checks.shown(window)}"
+    )
+    left, right = cast("tuple[int, int]", window)
+    return left, right
+
+
+def canonical_window(
+    window: tuple[int, int], causal: bool, top_left: bool, seqlen_q: int, seqlen_k: int
+) -> tuple[tuple[int, int], bool]:
+    """The window without bounds that hide nothing, and the causal mask that is part of it."""
+    left, right = window
+    causal = causal or right == 0
+    if left >= (seqlen_q if top_left else seqlen_k) - 1:
+        left = -1
+    if causal or right >= (seqlen_k if top_left else seqlen_q) - 1:
+        right = -1
+    return (left, right), causal
+
+
+def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
+    """Check the values of modifications against a checked q; those on a GPU are not looked at.
+
+    Raises:
+        UnsupportedProblemError: one is out of range, or no fp32 tensor of the right shape on q's device.
+    """
+    check_window(modifiers.window_size)
+    checks.fail_unless(
+        0 <= modifiers.softcap < math.inf,
+        f"softcap must be a finite number, 0 for none, got {modifiers.softcap}",
+    )
+    heads = q.shape[1]
+    for name, x in modifiers.tensors.items():
+        if name == "attn_mask":
+            device = q.device  # its shape is that of all pairs
+            checks.fail_unless(
+                x.device == device, f"attn_mask must be on q's device {device}, got {x.device}"
+            )
+            continue
+        shape: tuple[int, ...] = (heads,)
+        if name == "alibi_slopes" and x.dim() == 2:
+            shape = (q.shape[0], heads)
+        checks.check_like(name, x, shape, torch.float32, q.device)
+        checks.fail_unless(
+            x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}"
+        )
+    slopes = modifiers.alibi_slopes
+    checks.fail_unless(
+        slopes is None or not slopes.requires_grad,
+        "alibi_slopes get no gradient: pass them detached, got requires_grad=True",
+    )
+
+
+def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A mask as a view of all pairs ``[batch, heads_q, seqlen_q, seqlen_k]``.
+
+    Raises:
+        UnsupportedProblemError: it does not broadcast to them, has another dtype or requires a gradient.
+    """
+    sizes = tuple(mask.shape)
+    fits = len(sizes) <= 4 and all(
+        x in (1, y) for x, y in zip(reversed(sizes), reversed(shape), strict=False)
+    )
+    checks.fail_unless(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
+    checks.fail_unless(
+        mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}"
+    )
+    checks.fail_unless(
+        not mask.requires_grad,
+        "attn_mask gets no gradient: pass it detached, got requires_grad=True",
+    )
+    return mask.expand(shape)
+
+
+# --- the ops -----------------------------------------------------------------------------------------
+
+
+def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    if checks.is_empty(call.q, call.k):
+        return _forward_empty(call)
+    o, lse = attention_plan.attention_forward(
+        *call[:3], call[3:7], True, call.seqlens_k, call.starts_k, modifiers_of(call)
+    )
+    assert lse is not None
+    return o, lse
+
+
+def _forward_empty(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE where there is nothing to read."""
+    (o, lse), sinks = _forward_fake(call), call.sinks
+    return o.zero_(), lse.fill_(-math.inf) if sinks is None else lse.copy_(sinks[:, None])
+
+
+def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    if checks.is_empty(call.q, call.k):
+        return _forward_empty(call)
+    o, lse = _forward_fake(call)
+    bounds: dict[str, Any] = {name: getattr(call, name) for name in BOUNDS}
+    named = {"modifiers": modifiers_of(call), **_options(call), **bounds}
+    results = attention_modified(call.q, call.k, call.v, **named)
+    return o.copy_(results[0]), lse.copy_(results[1])
+
+
+def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    q = call.q
+    checks.check_tensors(q, call.k, call.v)
+    attention_checks.check_bounds(q, seqlens_k=call.seqlens_k, starts_k=call.starts_k)
+    check_modifiers(q, modifiers_of(call))
+    if call.softmax_scale is not None:
+        checks.check_scale(call.softmax_scale, attention_checks.SCALE)
+    return checks.empty_output(q, call.v), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _backward_cuda(call: Backward) -> Tensors:
+    if checks.is_empty(call.q, call.k):
+        return _backward_empty(call)
+    gradients = attention_plan.attention_backward(
+        *call[:7], call[7:11], call.deterministic, modifiers_of(call)
+    )
+    return gradients if call.sinks is not None else (*gradients, nothing(call.q))
+
+
+def _backward_empty(call: Backward) -> Tensors:
+    dq, dk, dv, dsinks = (x.zero_() for x in _backward_fake(call))
+    if call.sinks is not None and call.grad_lse is not None:
+        dsinks.copy_(call.grad_lse.sum((0, 2)))  # LSE is the sink where there are no keys
+    return dq, dk, dv, dsinks
+
+
+def _backward_cpu(call: Backward) -> Tensors:
+    if checks.is_empty(call.q, call.k):
+        return _backward_empty(call)
+    results = _backward_fake(call)
+    gradients = attention_modified_backward(
+        *call[:5], modifiers=modifiers_of(call), **_options(call)
+    )
+    for result, gradient in zip(results, gradients, strict=False):
+        result.copy_(gradient)
+    return results
+
+
+def _backward_fake(call: Backward) -> Tensors:
+    q, k, v, sinks = call.q, call.k, call.v, call.sinks
+    checks.check_tensors(q, k, v)
+    attention_checks.check_gradients(call.grad_o, call.grad_lse, q, v, call.o, call.lse)
+    check_modifiers(q, modifiers_of(call))
+    of_sinks = nothing(q) if sinks is None else torch.empty_like(sinks)
+    return (*map(checks.empty_gradient, (q, k, v)), of_sinks)
+
+
+FORWARD_OP = define(
+    "attention_modified_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
+)
+BACKWARD_OP = define(
+    "attention_modified_backward",
+    Backward,
+    _backward_cuda,
+    _backward_cpu,
+    _backward_fake,
+    results=4,
+)
+
+
+# --- derivatives -------------------------------------------------------------------------------------
+
+
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    """Keep what :func:`differentiate` needs of a call of the forward op."""
+    call = Forward(*inputs)
+    ctx.save_for_backward(*call[:3], *output, call.alibi_slopes, call.attn_mask, call.sinks)
+    ctx.others = call[3:11]
+    ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
+    ctx.settings = settings.current()
+    ctx.set_materialize_grads(False)
+
+
+def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of the forward op's arguments."""
+    attention_checks.refuse_bounded(ctx.bounded)
+    if grad_o is None and grad_lse is None:
+        return of_arguments(Forward)
+    *saved, slopes, mask, sinks = ctx.saved_tensors
+    for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
+        if x is not None:
+            checks.check_layout(name, x)
+    refuse_tangents(grad_o, grad_lse, *saved, op="attention")
+    with settings_of(ctx):
+        tensors = (slopes, mask, sinks)
+        dq, dk, dv, dsinks = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
+    gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
+    gradients["sinks"] = None if sinks is None else dsinks
+    return tuple(gradients.get(name) for name in Forward._fields)
+
+
+def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
+    call = Backward(*inputs)
+    ctx.save_for_backward(*call[:5], call.alibi_slopes, call.attn_mask, call.sinks)
+    nothing_kept: Any = dict.fromkeys(("q", "k", "v", "o", "lse", "grad_o", "grad_lse"))
+    ctx.call = call._replace(**nothing_kept)
+    ctx.set_materialize_grads(False)
+
+
+def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of the backward op's arguments, by the reference."""
+    grad_o, grad_lse, q, k, v, slopes, mask, sinks = ctx.saved_tensors
+    notice_reference("attention", q)
+    call = ctx.call._replace(alibi_slopes=slopes, attn_mask=mask, sinks=None)
+
+    def formula(q: Any, k: Any, v: Any, sinks: Any) -> Tensors:
+        modifiers = modifiers_of(call._replace(sinks=sinks))
+        return attention_modified(q, k, v, modifiers=modifiers, **_options(call))
+
+    inputs, gradients = differentiate_again(
+        formula,
+        (q, k, v, sinks),
+        (grad_o, grad_lse),
+        (*directions[:3], None if sinks is None else directions[3]),
+    )
+    by_name = dict(zip(("q", "k", "v", "sinks"), inputs, strict=True))
+    by_name |= dict(zip(("grad_o", "grad_lse"), gradients, strict=True))
+    return tuple(by_name.get(name) for name in Backward._fields)
+
+
+differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
+differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)
+
+
+# --- the call ----------------------------------------------------------------------------------------
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    asked: Asked,
+    bounds: Mapping[str, torch.Tensor],
+    *,
+    options: attention_checks.Options,
+    return_lse: bool,
+    deterministic: bool,
+    differentiable: bool,
+) -> Any:
+    """``flash_attn_func`` of tensors with modifications, its other options checked.
+
+    What changes nothing, such as a window that hides no key, is left out: the call is then an ordinary one.
+
+    Raises:
+        UnsupportedProblemError: an argument is outside what the kernels support.
+    """
+    window = check_window(asked.window_size)
+    softcap = as_float("softcap", asked.softcap)
+    checks.check_places(q=q, k=k, v=v, **bounds, **asked.tensors)
+    refuse_tangents(q, k, v, *asked.tensors.values(), op="attention")
+    for name, x in (("q", q), ("k", k)):
+        checks.check_layout(name, x)
+        checks.check_dims(name, x)
+    scale, causal, top_left, device_type = options
+    window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
+    values = dict(asked.tensors)
+    if "attn_mask" in values:
+        shape = (*q.shape[:3], k.shape[2])
+        values["attn_mask"] = expanded_mask(values["attn_mask"], shape)
+    first, last = (q, k, v, scale, causal, top_left, device_type), map(bounds.get, BOUNDS)
+    if window == NO_WINDOW and not softcap and not values:
+        o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
+    else:
+        tensors = map(values.get, _VALUES[1:])
+        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last)
+    return (o, lse) if return_lse else o

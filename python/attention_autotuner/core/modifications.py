@@ -1,0 +1,25 @@
+"""The names of what bends the scores of attention between scale and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .operation import require
+
+WINDOW = "window"
+VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks")
+"""Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
+MODIFICATIONS = (*VALUED, WINDOW)
+"""All that kernels are compiled with."""
+
+
+def in_order(names: Iterable[str], known: tuple[str, ...] = MODIFICATIONS) -> tuple[str, ...]:
+    """The names without repeats, in the order of those known.
+
+    Raises:
+        UnsupportedProblemError: there is no such modification.
+    """
+    present = set(names)
+    for name in sorted(present - set(known)):
+        require(False, f"modifications must be of {known}, got {name!r}")
+    return tuple(name for name in known if name in present)

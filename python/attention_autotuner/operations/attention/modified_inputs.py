@@ -1,0 +1,114 @@
+"""The ways to call attention's kernels that are compiled with score modifications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...core.modifications import VALUED
+from ...core.problem import Problem
+from ..shared import binding
+from ..shared.binding import Binding, Normal, Reference
+from ..shared.tensors import Inputs, Shapes
+from .inputs import AttentionBackward, AttentionForward, moved_off, rounding_of_lse, shift_of_delta
+from .modified import Modifiers, attention_modified, attention_modified_backward
+
+SOFTCAP = 1.5  # normal scores are around 1
+SINKS_SPREAD = 3.0
+
+
+def modifiers_of(problem: Problem, inputs: Inputs) -> Modifiers:
+    """The values that a launch with these inputs takes."""
+    tensors = {name: inputs.tensors[name] for name in VALUED if name in inputs.tensors}
+    softcap = inputs.scalars.get("softcap", 0.0)
+    return Modifiers(window_size=problem.window_size, softcap=softcap, **tensors)
+
+
+def with_values(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
+    """Inputs with values of the problem's modifications, such that each one matters."""
+    normal = Normal(problem, seed + 1, inputs.q.device)
+    heads, tensors, scalars = problem.heads_q, dict(inputs.tensors), dict(inputs.scalars)
+    if "softcap" in problem.modifications:
+        scalars["softcap"] = SOFTCAP
+    if "alibi_slopes" in problem.modifications:
+        per_batch = seed % 2
+        slopes = torch.linspace(0.5, 1.0 / 64, heads, device=inputs.q.device)
+        tensors["alibi_slopes"] = slopes.repeat(problem.batch, 1) if per_batch else slopes
+        if per_batch:
+            tensors["alibi_slopes"] *= normal.floats(problem.batch, 1).abs()
+    if "attn_mask" in problem.modifications:
+        # Boolean and broadcast over heads, or added, an entry alone for all.
+        shape = (problem.batch, 1, problem.seqlen_q, problem.seqlen_k)
+        mask = normal.floats(*shape)
+        mask = mask > -0.5 if seed % 2 == 0 else mask[:1].to(inputs.q.dtype)
+        tensors["attn_mask"] = mask.expand(problem.batch, heads, -1, -1)
+    if "sinks" in problem.modifications:
+        tensors["sinks"] = SINKS_SPREAD * normal.floats(heads)
+    made = Inputs(tensors=tensors, scalars=scalars)
+    return replace(made, scalars={**scalars, **modifiers_of(problem, made).scalars})
+
+
+def _options(problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    bounds = {name: inputs.tensors.get(name) for name in ("seqlens_k", "starts_k")}
+    mask = {"causal": problem.causal, "causal_alignment": problem.causal_alignment}
+    return {"modifiers": modifiers_of(problem, inputs), **mask, **bounds}
+
+
+class ModifiedForward(AttentionForward):
+    """o and lse from q, k, v and the values of modifications."""
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """See :meth:`.Binding.inputs`."""
+        return with_values(problem, super().inputs(problem, seed=seed, device=device), seed)
+
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`, and :meth:`.AttentionForward.references` for LSE."""
+        read, options = (inputs.q, inputs.k, inputs.v), _options(problem, inputs)
+        o_ref, lse_ref = attention_modified(*read, **options)
+        o_low, lse_low = attention_modified(*read, **options, dtype=inputs.q.dtype)
+        yield "o", o_ref, o_low
+        width = rounding_of_lse(inputs.q, inputs.k, lse_ref)
+        yield "lse", lse_ref, moved_off(lse_ref, lse_low, width)
+
+
+class ModifiedBackward(AttentionBackward):
+    """dq, dk and dv from q, k, v, o, lse, dout and the values of modifications."""
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """See :meth:`.AttentionBackward.inputs`."""
+        made = with_values(problem, super().inputs(problem, seed=seed, device=device), seed)
+        o, lse = attention_modified(made.q, made.k, made.v, **_options(problem, made))
+        results = {"o": o.to(made.q.dtype), "lse": lse}
+        return Inputs(tensors={**made.tensors, **results}, scalars=made.scalars)
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        """See :meth:`.Binding.output_shapes`."""
+        shapes = binding.gradient_shapes(problem)
+        if "sinks" in problem.modifications:
+            shapes["dsinks"] = ((problem.heads_q,), torch.float32)
+        return shapes
+
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.AttentionBackward.references`."""
+        options, read = _options(problem, inputs), (inputs.q, inputs.k, inputs.v)
+        dout, dlse = inputs.tensors["dout"], inputs.tensors.get("dlse")
+        in_fp32 = [tensor.float() for tensor in read]
+        refs = attention_modified_backward(dout, dlse, *in_fp32, **options)
+        shift = shift_of_delta(inputs, attention_modified(*in_fp32, **options)[0])
+        shift = shift if dlse is None else dlse + shift
+        shifted = attention_modified_backward(dout, shift, *in_fp32, **options)
+        lows = attention_modified_backward(dout, dlse, *read, **options, dtype=inputs.q.dtype)
+        names = tuple(self.output_shapes(problem))
+        for name, ref, near, low in zip(names, refs, shifted, lows, strict=True):
+            yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
+
+
+def ways(problem: Problem) -> tuple[Binding, ...]:
+    """The ways to call the kernels of a problem with modifications, the one that is timed first."""
+    if problem.direction == "backward":
+        return (ModifiedBackward(), ModifiedBackward(lse_gradient=True))
+    bounded = (ModifiedForward(bounded=True),) if problem.key_bounds else ()
+    return (ModifiedForward(), *bounded)
