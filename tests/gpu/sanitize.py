@@ -37,6 +37,7 @@ from .bare_launch import Call, DeviceMemory, Memory, run
 from .bare_retention import RetentionCall
 from .bare_retention import run as run_retention
 from .sanitize_retention import RETENTION, RETNET, retention_calls_of
+from .sanitize_sm90 import WGMMA
 
 MANIFEST = "sanitize.json"
 CHECK_RACES = "-DATTENTION_AUTOTUNER_CHECK_RACES"
@@ -152,7 +153,7 @@ BACKWARD: dict[str, Candidate] = {
         copy_bytes=2,
     ),
 }
-KINDS = FORWARD | BACKWARD | RETNET | RETENTION
+KINDS = FORWARD | BACKWARD | RETNET | RETENTION | WGMMA
 # (batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale); causal is bottom-right.
 SHAPES = (
     (1, 2, 1, 1, 1, False, 0.5),
@@ -166,7 +167,7 @@ MANY = (128, 12, 12, 65, 33, True, 0.125)
 
 def calls_of(candidate: Candidate) -> list[Call]:
     """The launches of a kernel; true dims are one chunk below the padded ones."""
-    persistent = candidate.direction == "forward" and candidate.knobs.persistent
+    persistent = getattr(candidate.knobs, "persistent", False)
     return [
         Call(
             problem=Problem(
@@ -218,9 +219,11 @@ def run_all(paths: dict[str, str], memory: Memory) -> int:
     """Run kinds on every shape; returns 1 when a result is wrong."""
     wrong = []
     for kind, path in paths.items():
+        candidate = KINDS[kind]
         kernel = loader.load(path)
         kernel.prepare(0)
-        candidate = KINDS[kind]
+        if candidate.launch_knobs:
+            kernel = kernel.with_launch_knobs(candidate.launch_knobs)
         calls: Sequence[Call] = (
             calls_of(candidate) if candidate.op == "attention" else retention_calls_of(candidate)
         )

@@ -1,0 +1,43 @@
+"""Kernels of family ``sm90`` for :mod:`.sanitize`: the defaults of a few problems, and what their searches offer beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+
+PLAIN = Problem(batch=8, heads_q=16, heads_kv=16, seqlen_q=2048, seqlen_k=2048, causal=True)
+GRADIENTS = replace(PLAIN, direction="backward")
+FEW = replace(PLAIN, dtype="bf16", heads_kv=4, seqlen_q=1, causal=False)
+MASKED = replace(PLAIN, op="retnet", mask="explicit", causal=False)
+RETENTION = replace(GRADIENTS, op="retention")
+
+
+def _default(problem: Problem, dims: tuple[int, int]) -> Candidate:
+    return H100().default(replace(problem, dim_qk=dims[0], dim_v=dims[1]))
+
+
+def _first(problem: Problem, dims: tuple[int, int], wanted: Callable[[str], bool]) -> Candidate:
+    offered = H100().legal(replace(problem, dim_qk=dims[0], dim_v=dims[1]))
+    return next(c for c in offered if c.kernel.endswith("_sm90") and wanted(c.name))
+
+
+WGMMA: dict[str, Candidate] = {
+    "wgmma-forward": _default(PLAIN, (64, 64)),
+    "wgmma-forward-overlap-bf16": _default(replace(PLAIN, dtype="bf16"), (128, 128)),
+    "wgmma-forward-dynamic": _first(PLAIN, (96, 96), lambda name: "dynamic" in name),
+    "wgmma-decode": _default(FEW, (128, 128)).launched({"splits": 3}),
+    "wgmma-forward-masked": _first(MASKED, (64, 64), lambda name: "exact" in name),
+    "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
+    "wgmma-backward-keys-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
+    "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
+    "wgmma-backward-two-pass": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
+    "wgmma-backward-three-pass": _default(GRADIENTS, (256, 256)),
+    "wgmma-retention-backward": _default(RETENTION, (64, 64)),
+    "wgmma-retention-backward-super-chunks": _first(
+        RETENTION, (128, 128), lambda name: "p512" in name and "chunkwise" in name
+    ),
+}
