@@ -88,12 +88,23 @@ def kernel_log() -> Iterator[str]:
     )
     yield f"Measured in bf16: {copy} of a copy in geometric mean"
     yield f"Over SDPA's FlashAttention-2 {flash}, over cuDNN {cudnn}:"
-    mean, least = shown("attention_backward", "sdpa_flash", "backward")
-    step, least_step = shown("attention_backward", "sdpa_flash", "step")
+    by_mma = log["attention_backward_by_mma_sync"]
+    (mean, least), (step, least_step) = (
+        (f"{figures['geometric_mean']:.2f}", f"{figures['min']:.2f}")
+        for figures in (by_mma[f"sdpa_flash {mode}"] for mode in ("backward", "step"))
+    )
     yield f"The whole grid, tuned picks: geometric mean {mean}, least {least}; forward and backward"
-    yield f"forward and backward together {step} and {least_step} "
+    yield f"forward and backward together {step} and {least_step}; and "
+    yield f"and {by_mma['sdpa_cudnn backward']['geometric_mean']:.2f} of cuDNN (`kernel_log.json`"
+    yield f"It takes {1 / by_mma['deterministic']['geometric_mean']:.2f} times as long as the pick"
+    mean, least = shown("attention_backward", "sdpa_cudnn", "backward")
+    flash = shown("attention_backward", "sdpa_flash", "backward")[0]
+    yield f"{mean} of cuDNN in geometric mean, least {least}; {flash} of FlashAttention-2;"
+    steps = [shown("attention_backward", name, "step")[0] for name in ("sdpa_cudnn", "sdpa_flash")]
+    yield f"forward and backward together {steps[0]} and {steps[1]}."
     slower = 1 / result("attention_backward")["summary"]["deterministic"]["geometric_mean"]
-    yield f"It takes {slower:.2f} times as long as the pick on the grid"
+    yield f"which take {slower:.2f} times as long as the pick on the grid"
+    yield f"geometric mean {shown('retnet', 'compiled', 'forward')[0]}. Over the default"
     by_mma = log["retnet"]["forward_by_mma_sync"]["geometric_mean"]
     yield f"geometric mean {by_mma:.2f}. Backward, tuned"
     yield f"geometric mean {log['retnet']['backward_by_mma_sync']['geometric_mean']:.2f} (both in"

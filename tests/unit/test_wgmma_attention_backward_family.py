@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -46,7 +47,7 @@ def offered(problem: Problem) -> list[Candidate]:
 def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) -> None:
     problem = with_dims(dims)
     candidates = offered(problem)
-    assert 2 <= len(candidates) <= 48
+    assert 2 <= len(candidates) <= 54
     assert len({candidate.name for candidate in candidates}) == len(candidates)
     for options in ({}, {"causal": True}, {"deterministic": True}):
         assert POLICY.default(with_dims(dims, **options)) in candidates
@@ -58,13 +59,13 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
-        ((64, 64), "fused_keys_g2c64b3x2_own2any"),
-        ((80, 80), "fused_keys_g2c64a3x2_own2any"),
-        ((96, 96), "fused_keys_g2c64a3x2_own2any"),
-        ((112, 112), "fused_keys_g2c64a3x2_keys2any"),
-        ((128, 128), "fused_keys_g2c64a3x2_keys2any"),
-        ((192, 128), "three_pass_dk_g2c80b3x2_dv_g2c80a3x2_dq_g2c64b3x2"),
-        ((256, 256), "three_pass_dk_g2c64a2x1_dv_g2c64a2x2_dq_g2c64a2x1"),
+        ((64, 64), "fused_keys_g2c64b4x4_own2bulk"),
+        ((80, 80), "fused_keys_g2c64a3x2_own2bulk"),
+        ((96, 96), "fused_keys_g2c64a3x2_own2bulk"),
+        ((112, 112), "fused_keys_g2c64a3x2_keys2bulk"),
+        ((128, 128), "fused_keys_g2c64a3x2_keys2bulk"),
+        ((192, 128), "two_pass_keys_g2c32a3x2_dq_g2c64b3x3"),
+        ((256, 256), "three_pass_dk_g2c48s2x2_dv_g2c48a3x2_dq_g2c48s2x2"),
     ],
 )
 def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
@@ -77,8 +78,8 @@ def test_every_variant_is_offered() -> None:
     assert {k.decomposition for k in knobs} == {"fused", "two_pass", "three_pass"}
     assert {k.cta_order for k in knobs} == {"raster", "longest_first"}
     shares = [k.dq_share for k in knobs if k.dq_share is not None]
-    assert {(share.dq_by, share.ordered) for share in shares} == {
-        (dq_by, ordered) for dq_by in ("keys", "own") for ordered in (False, True)
+    assert {(share.dq_by, share.dq_add) for share in shares} == {
+        *product(("keys", "own"), ("bulk", "reduce", "ordered"))
     }
     passes = [item for k in knobs for item in k.passes.values()]
     assert {item.issue_order for item in passes} == {"serial", "scores_ahead", "both_ahead"}
