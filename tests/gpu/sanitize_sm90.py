@@ -1,4 +1,4 @@
-"""Kernels of family ``sm90`` for :mod:`.sanitize`: the defaults of a few problems, and what their searches offer beside."""
+"""Kernels of family ``sm90`` for :mod:`.sanitize`: defaults of a few problems, and what searches offer beside."""
 
 from __future__ import annotations
 

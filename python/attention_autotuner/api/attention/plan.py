@@ -222,7 +222,7 @@ def _plan_of(
 
 
 def _values_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """What bends the scores as the reference's op takes it, with present tensors in the place of a plan's first."""
+    """Score modifications as the op of the reference takes them, with present tensors in place of the first."""
     present = dict(zip(modifiers.tensors, tensors, strict=True))
     names = ("alibi_slopes", "attn_mask", "sinks")
     return (*modifiers.window_size, modifiers.softcap, *(present.get(name) for name in names))

@@ -118,8 +118,8 @@ struct BackwardPassSm90Traits {
                 "dq_share_fits_warpgroups");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
-  // X0, X1, stages of Y0, of Y1 and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for each warp that
-  // adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
+  // X0, X1, stages of Y0, of Y1 and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for each warp
+  // that adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
