@@ -24,6 +24,7 @@ from ..core.problem import Problem
 from ..errors import SettingsError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
+from .distributed import SharedSearch
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
@@ -45,6 +46,7 @@ def tune(
     budget_seconds: float | None = None,
     top_k: int = 8,
     confirm: bool = True,
+    group: Any = None,
     for_step: bool = False,
     in_process: bool | None = None,
     listener: Listener | None = None,
@@ -64,6 +66,8 @@ def tune(
         top_k: how many candidates ``quick`` builds beside the default.
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
+        group: a ``torch.distributed`` process group whose ranks all make this call and share the work, each on its own
+            GPU: the pick is the same on all. None tunes in this process alone.
         for_step: record it as half of a training step, and name its direction in each message.
         in_process: run candidates in this process, which one that faults ends; None takes the setting.
         listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
@@ -80,6 +84,7 @@ def tune(
         NoCandidateError: nothing is legal, or nothing builds, verifies and runs: then the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         ArtifactError: the process that runs candidates does not start.
+        DistributedError: another rank of the group failed, is gone, or does something else.
     """
     problem = problem_of(problem, fields)
     settings = settings_of(
@@ -87,21 +92,29 @@ def tune(
     )
     policy = resolve(device_type)
     printing = listener is None and settings.print_tuning
-    pipeline = pipeline or LocalPipeline(policy, settings)
+    shared = SharedSearch(
+        group,
+        pipeline or LocalPipeline(policy, settings),
+        records or RecordStore(settings.cache_dir / "records"),
+        problem,
+        policy,
+        [for_step, settings.effort, settings.always_tune, top_k, confirm],
+    )
     search = _Search(
         problem=problem,
         purpose="step" if for_step else problem.direction,
-        policy=running(policy, pipeline.environment),
+        policy=running(policy, shared.pipeline.environment),
         settings=settings,
         progress=Progress(
             LinePrinter().listen if printing else listener,
             settings.budget_seconds,
-            prefix=f"{problem.direction}: " if for_step else "",
+            prefix=shared.prefix + f"{problem.direction}: " if for_step else shared.prefix,
         ),
-        records=records or RecordStore(settings.cache_dir / "records"),
-        pipeline=pipeline,
+        records=shared.records,
+        pipeline=shared.pipeline,
     )
-    result = search.run(top_k=top_k, confirm=confirm)
+    with shared:
+        result = search.run(top_k=top_k, confirm=confirm)
     if printing:
         print_ranking(result)
     return result
