@@ -23,10 +23,10 @@ KILLED = "killed"
 
 def run_ranks(program: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
     """What a program returns on each rank, called with the rank; or its error, or that it was killed."""
-    with tempfile.NamedTemporaryFile() as store:
+    with tempfile.TemporaryDirectory() as folder:
         pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            CONTEXT.Process(target=_run, args=(store.name, rank, size, pipe[1], program, arguments))
+            CONTEXT.Process(target=_run, args=(f"{folder}/store", rank, size, pipe[1], program, arguments))
             for rank, pipe in enumerate(pipes)
         ]
         for process in processes:

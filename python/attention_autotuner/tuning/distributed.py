@@ -189,10 +189,10 @@ class _SharedPipeline:
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """Check a kernel in its turn, and the default; the ranks that it falls to tell before the race."""
         self._ranks.check()
-        self._turn += 1
-        is_default = built.path.name.startswith(self._default)
-        if not is_default and self._turn % self._ranks.size != self._ranks.rank:
-            return Ok()
+        if not built.path.name.startswith(self._default):
+            self._turn += 1
+            if self._turn % self._ranks.size != self._ranks.rank:
+                return Ok()
         outcome = self._inner.verify(problem, built, deterministic=deterministic)
         self._checked[_key(built)] = outcome
         return outcome

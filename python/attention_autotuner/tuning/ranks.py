@@ -77,6 +77,7 @@ class Ranks:
             return record
 
         logging.setLogRecordFactory(with_rank)
+        self._store.add(f"beat/{self.rank}", 1)  # one that dies after this was there
         self._watcher.start()
         try:
             hosts = self.exchange("beginning", socket.gethostname())
