@@ -26,7 +26,9 @@ def run_ranks(program: Callable[..., Any], *arguments: Any, size: int = 2) -> li
     with tempfile.TemporaryDirectory() as folder:
         pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
         processes = [
-            CONTEXT.Process(target=_run, args=(f"{folder}/store", rank, size, pipe[1], program, arguments))
+            CONTEXT.Process(
+                target=_run, args=(f"{folder}/store", rank, size, pipe[1], program, arguments)
+            )
             for rank, pipe in enumerate(pipes)
         ]
         for process in processes:
@@ -35,15 +37,17 @@ def run_ranks(program: Callable[..., Any], *arguments: Any, size: int = 2) -> li
             writing.close()
         answers = []
         for (reading, _), process in zip(pipes, processes, strict=True):
-            try:
-                assert reading.poll(60), "a rank does not end"
-                answers.append(reading.recv())
-            except EOFError:
-                answers.append(KILLED)
-            finally:
-                process.join(5)
-                process.kill()
+            answers.append(_received(reading))
+            process.join(5)
+            process.kill()
         return answers
+
+
+def _received(pipe: Any) -> Any:
+    try:
+        return pipe.recv() if pipe.poll(60) else AssertionError("the rank does not end")
+    except EOFError:
+        return KILLED
 
 
 def killed() -> None:

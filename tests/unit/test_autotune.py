@@ -118,7 +118,9 @@ def test_written_arguments_are_put_back_and_left_alone(monkeypatch: pytest.Monke
 
 
 def test_less_than_one_percent_keeps_the_default() -> None:
-    tunable = Tunable(lambda *, mode: timed(mode), [{"mode": "default"}, {"mode": "close"}], bench=bench)
+    tunable = Tunable(
+        lambda *, mode: timed(mode), [{"mode": "default"}, {"mode": "close"}], bench=bench
+    )
     with settings.override(in_process=True):
         result = tunable.tune()
     assert (result.pick, result.gain) == ({"mode": "default"}, 0.0)
@@ -182,7 +184,9 @@ def test_wall_time_decides_on_the_cpu_without_a_bench() -> None:
 def test_no_usable_configuration_is_an_error_that_tabulates_why() -> None:
     x, _ = arrays()
     out = np.zeros(4)
-    with pytest.raises(NoCandidateError, match="mode=raises: launch_failed: ValueError: no such mode"):
+    with pytest.raises(
+        NoCandidateError, match="mode=raises: launch_failed: ValueError: no such mode"
+    ):
         double.tune(x, out)
 
 

@@ -63,13 +63,18 @@ def test_ranks_race_shares_and_the_worst_rank_of_the_finals_decides() -> None:
     by_name = {t.name: t for t in timings}
     assert by_name["g"].ratio_to_best == 1.0
     assert by_name["default"].ratio_to_best == pytest.approx(200 / 150)
-    assert by_name["c"].ratio_to_best == pytest.approx(200 / 150)  # as fast as the default on rank 1
+    assert by_name["c"].ratio_to_best == pytest.approx(
+        200 / 150
+    )  # as fast as the default on rank 1
     assert (by_name["g"].median_us, by_name["default"].median_us) == (150.0, 200.0)
 
 
 def test_a_failure_of_one_rank_counts_for_all_and_the_next_takes_the_place_of_the_default() -> None:
     times = {"default": 100.0, "a": 90.0, "b": 80.0}
-    for failing, order in (({1: "b"}, ["a", "default", "b"]), ({0: "default"}, ["b", "a", "default"])):
+    for failing, order in (
+        ({1: "b"}, ["a", "default", "b"]),
+        ({0: "default"}, ["b", "a", "default"]),
+    ):
         (_, timings), (_, others) = run_ranks(raced, [times, times], failing)
         assert timings == others
         assert [timing.name for timing in timings] == order
@@ -101,7 +106,9 @@ class RankPipeline(FakePipeline):
 def searched(rank: int, root: Path, **options: Any) -> tuple[Any, RankPipeline]:
     pipeline = RankPipeline(confirmed_ratio=1.2, **options)
     records = RecordStore(root)
-    return tune(PROBLEM, POLICY, group=dist.group.WORLD, records=records, pipeline=pipeline), pipeline
+    return tune(
+        PROBLEM, POLICY, group=dist.group.WORLD, records=records, pipeline=pipeline
+    ), pipeline
 
 
 def search_twice(rank: int, root: Path) -> Any:
@@ -204,14 +211,14 @@ def log(rank: int) -> list[str]:
 
 
 def test_logs_carry_the_rank() -> None:
-    assert run_ranks(log) == [
-        [f"[rank {rank}] one of 2", "not ours", "after"] for rank in range(2)
-    ]
+    assert run_ranks(log) == [[f"[rank {rank}] one of 2", "not ours", "after"] for rank in range(2)]
 
 
 def test_a_group_needs_torch_distributed(tmp_path: Path) -> None:
     with pytest.raises(DistributedError, match=r"torch\.distributed is not initialised"):
-        tune(PROBLEM, POLICY, group=object(), pipeline=FakePipeline(), records=RecordStore(tmp_path))
+        tune(
+            PROBLEM, POLICY, group=object(), pipeline=FakePipeline(), records=RecordStore(tmp_path)
+        )
 
 
 # --- functions ------------------------------------------------------------------------------------

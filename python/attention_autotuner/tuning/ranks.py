@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..core.identity import digest16
@@ -30,6 +30,16 @@ LEAVE_SECONDS = 5.0  # for the others to have read the last step
 POLL_SECONDS = 0.002
 
 _SEARCHES: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)  # of a group, by its name
+
+
+@contextmanager
+def _reaching_the_store() -> Iterator[None]:
+    try:
+        yield
+    except DistributedError:
+        raise
+    except RuntimeError as error:  # the process that keeps it ended
+        raise DistributedError(f"the store of the group is gone: {error}") from error
 
 
 class Ranks:
@@ -77,7 +87,8 @@ class Ranks:
             return record
 
         logging.setLogRecordFactory(with_rank)
-        self._store.add(f"beat/{self.rank}", 1)  # one that dies after this was there
+        with _reaching_the_store():
+            self._store.add(f"beat/{self.rank}", 1)  # one that dies after this was there
         self._watcher.start()
         try:
             hosts = self.exchange("beginning", socket.gethostname())
@@ -121,6 +132,7 @@ class Ranks:
         if self._lost:
             raise DistributedError(self._lost)
 
+    @_reaching_the_store()
     def exchange(self, step: str, value: Any) -> list[Any]:
         """Give a value to all ranks, and wait for theirs.
 
@@ -178,5 +190,5 @@ class Ranks:
                         self._lost = f"nothing was heard of rank {rank} for {now - since:.0f} s"
                 if self._store.check(["failure"]):
                     self._lost = self._store.get("failure").decode()
-        except RuntimeError as error:  # the process that keeps it ended
+        except RuntimeError as error:
             self._lost = f"the store of the group is gone: {error}"
