@@ -22,7 +22,7 @@ KILLED = "killed"
 
 
 def run_ranks(program: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Any]:
-    """What a program returns on each rank, called with the rank; or its error, or that it was killed."""
+    """The answers of a program on each rank, called with the rank; or its error, or that it was killed."""
     with tempfile.TemporaryDirectory() as folder:
         pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
         processes = [
@@ -59,7 +59,8 @@ def _run(
     store: str, rank: int, size: int, pipe: Any, program: Callable[..., Any], arguments: Any
 ) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    files = dist.FileStore(store, size)  # type: ignore[attr-defined]  # torch exports it by *
+    dist.init_process_group("gloo", store=files, rank=rank, world_size=size)
     try:
         answer: Any = program(rank, *arguments)
     except Exception as error:  # noqa: BLE001  # the test's to look at

@@ -81,7 +81,7 @@ def test_calls_can_say_what_they_want() -> None:
     with pytest.raises(UnsupportedArgumentError, match="it needs mode"):
         double(x, out, config={"block": 1})
     with pytest.raises(TypeError, match="mode"):
-        double(x, out, mode="fast")  # type: ignore[call-arg]  # as a caller might
+        double(x, out, mode="fast")
 
 
 def test_what_cannot_be_imported_is_tuned_here_with_a_warning(

@@ -151,7 +151,7 @@ class Call:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """What a nested value holds, of modules their parameters and buffers."""
+    """The leaves of a nested value, of modules their parameters and buffers."""
     leaves = []
     for leaf in pytree.tree_leaves(value):
         is_module = isinstance(leaf, torch.nn.Module)

@@ -182,8 +182,8 @@ class _SharedPipeline:
             if failures:
                 results[index] = failures[0]
             elif len(set(of_ranks)) > 1:
-                name, found = kernels[index].name, ", ".join(of_ranks)
-                raise DistributedError(f"the ranks have different machine code of {name}: {found}")
+                name, codes = kernels[index].name, ", ".join(of_ranks)
+                raise DistributedError(f"the ranks have different machine code of {name}: {codes}")
         return results
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
@@ -275,10 +275,10 @@ class _SharedRecords(RecordStore):
         mine = []
         if isinstance(answer, Hit):
             mine = [answer.record.pick, *(e.candidate.name for e in answer.record.entries)]
-        found = self._ranks.exchange("record", mine)
-        if all(of_rank == found[0] for of_rank in found):
+        of_ranks = self._ranks.exchange("record", mine)
+        if all(of_rank == mine for of_rank in of_ranks):
             return answer
-        return Miss(field="ranks", expected="the same record on all ranks", recorded=str(found))
+        return Miss(field="ranks", expected="the same record on all ranks", recorded=str(of_ranks))
 
     def put(self, record: TuningRecord) -> TuningRecord:
         """See :meth:`~.records.RecordStore.put`."""

@@ -27,7 +27,7 @@ SCHEMA = 1
 
 
 def identity(value: Any) -> Any:
-    """What of an argument takes part in a key.
+    """The part of an argument that a key has.
 
     Numbers that are no floats, strings and None count by value; tensors and arrays by shape, dtype, order of strides
     and kind of device; anything else by its type, but for what lists, tuples and mappings hold.
@@ -36,7 +36,8 @@ def identity(value: Any) -> Any:
         return value
     if isinstance(value, (torch.Tensor, np.ndarray)):
         tensor = torch.as_tensor(value)
-        order = sorted(range(tensor.dim()), key=lambda axis: (-int(tensor.stride(axis)), axis))
+        strides: Sequence[int] = tensor.stride()
+        order = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
         return [list(tensor.shape), str(tensor.dtype), order, tensor.device.type]
     if isinstance(value, Mapping):
         return {str(name): identity(item) for name, item in value.items()}
@@ -98,9 +99,9 @@ class FunctionRecord:
             for timing in result.timings
         ]
         environment = collect(max(self.device, 0), state=self.device != CPU).to_json()
-        found = {"pick": result.pick, "entries": entries, "environment": environment}
+        measured = {"pick": result.pick, "entries": entries, "environment": environment}
         with locked(self._path):
-            write_json(self._path, {"schema": SCHEMA, **self._identity, **found})
+            write_json(self._path, {"schema": SCHEMA, **self._identity, **measured})
 
 
 @functools.cache

@@ -253,7 +253,7 @@ class Tunable(Generic[R]):
 
     @contextmanager
     def _runner(self, call: Call) -> Iterator[tuple[Worker | InProcess, Any]]:
-        """What makes the calls, and the call as it takes it."""
+        """The maker of the calls, and the call as it takes it."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "arguments.pt")
             why, in_process = "", self._collective or settings_module.current().in_process

@@ -166,7 +166,8 @@ class Race:
     def results(self) -> list[Timing]:
         """All entries, fastest first; ties in the given order, entries without samples last."""
         timed = [name for name in self._names if self._times(name) and name not in self._failed]
-        best = self._best(timed)
+        # One that left may look the fastest in the few rounds that it had, and nothing would differ from it.
+        best = self._best([name for name in timed if name in self._running] or timed)
         timings = [self._timing(name, best) for name in self._names]
         place = {name: index for index, name in enumerate(self._names)}
 
@@ -241,7 +242,7 @@ class Race:
             samples=len(times),
             ratio_to_best=ratio,
             error=error,
-            tied=outcome.ok and ratio < inf and close,
+            tied=name in self._running and ratio < inf and close,
         )
 
 
