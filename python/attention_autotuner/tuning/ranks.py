@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -40,6 +41,25 @@ def _reaching_the_store() -> Iterator[None]:
         raise
     except RuntimeError as error:  # the process that keeps it ended
         raise DistributedError(f"the store of the group is gone: {error}") from error
+
+
+@contextmanager
+def launched_group() -> Iterator[Any]:
+    """The group of all ranks that ``torchrun`` started, this one on its GPU; None where it started none."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield None
+        return
+    import torch
+    import torch.distributed as dist
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo")
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 class Ranks:
