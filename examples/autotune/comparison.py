@@ -12,6 +12,12 @@ from attention_autotuner.tuning.functions import Tunable
 TOLERANCE = 0.01  # a pick this much slower than another is as good: the default is kept for less
 
 
+def lacks_triton(example: str, error: ImportError) -> int:
+    """Say that Triton is missing; answers the exit status."""
+    print(f"{example}: cannot run: it needs Triton (pip install triton): {error}", file=sys.stderr)
+    return 2
+
+
 def run_comparison(
     example: str,
     tunable: Tunable[Any],

@@ -2,8 +2,8 @@
 
     python -m examples.autotune.matmul
 
-Exits with 0 where the pick is Triton's or as fast, 1 where it is slower, 2 without a GPU. One configuration adds up in
-float16, which the reference shows to be wrong.
+Exits with 0 where the pick is Triton's or as fast, 1 where it is slower, 2 without a GPU or Triton. One
+configuration adds up in float16, which the reference shows to be wrong.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from attention_autotuner import autotune
 
-from .comparison import run_comparison
+from .comparison import lacks_triton, run_comparison
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(lacks_triton("matmul", error))
 
 SIZE = 4096
 TILES = (
@@ -36,8 +42,8 @@ CONFIGS = [dict(zip(NAMES, tile, strict=True)) | {"dtype": "float32"} for tile i
 GROUP_M = 8  # tiles of rows that share what they read of b in L2
 
 
-@triton.jit
-def _matmul_kernel(  # type: ignore[no-untyped-def, untyped-decorator]  # noqa: ANN202
+@triton.jit  # type: ignore[untyped-decorator]  # optional, and without types
+def _matmul_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN202
     a,  # noqa: ANN001
     b,  # noqa: ANN001
     c,  # noqa: ANN001

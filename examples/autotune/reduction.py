@@ -2,8 +2,8 @@
 
     python -m examples.autotune.reduction
 
-Exits with 0 where the pick is Triton's or as fast, 1 where it is slower, 2 without a GPU. One configuration sums in
-float16, which the reference shows to be wrong.
+Exits with 0 where the pick is Triton's or as fast, 1 where it is slower, 2 without a GPU or Triton. One
+configuration sums in float16, which the reference shows to be wrong.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from attention_autotuner import autotune
 
-from .comparison import run_comparison
+from .comparison import lacks_triton, run_comparison
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(lacks_triton("reduction", error))
 
 ROWS, COLUMNS = 8192, 16384
 BLOCKS = (1024, 512, 2048, 4096, 8192)
 CONFIGS = [{"block": b, "warps": w, "dtype": "float32"} for b in BLOCKS for w in (4, 8, 16)]
 
 
-@triton.jit
-def _sum_kernel(x, out, columns, BLOCK: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def, untyped-decorator]  # noqa: ANN001, ANN202, N803
+@triton.jit  # type: ignore[untyped-decorator]  # optional, and without types
+def _sum_kernel(x, out, columns, BLOCK: tl.constexpr, DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros((BLOCK,), dtype=DTYPE)
     for start in range(0, columns, BLOCK):

@@ -2,8 +2,8 @@
 
     python -m examples.autotune.vector_add
 
-Exits with 0 where the pick is Triton's or as fast, 1 where it is slower, 2 without a GPU. One configuration adds in
-float16, which the reference shows to be wrong.
+Exits with 0 where the pick is Triton's or as fast, 1 where it is slower, 2 without a GPU or Triton. One
+configuration adds in float16, which the reference shows to be wrong.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from attention_autotuner import autotune
 
-from .comparison import run_comparison
+from .comparison import lacks_triton, run_comparison
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(lacks_triton("vector_add", error))
 
 SIZE = 1 << 25
 BLOCKS = (1024, 256, 512, 2048, 4096, 8192)
 CONFIGS = [{"block": b, "warps": w, "half": False} for b in BLOCKS for w in (4, 2, 8)]
 
 
-@triton.jit
-def _add_kernel(x, y, out, n, BLOCK: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def, untyped-decorator]  # noqa: ANN001, ANN202, N803
+@triton.jit  # type: ignore[untyped-decorator]  # optional, and without types
+def _add_kernel(x, y, out, n, BLOCK: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     a, b = tl.load(x + at, mask=mask), tl.load(y + at, mask=mask)

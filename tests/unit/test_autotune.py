@@ -181,6 +181,27 @@ def test_wall_time_decides_on_the_cpu_without_a_bench() -> None:
     assert times["slowly=True"] > 2 * times["slowly=False"] > 0.0
 
 
+def test_ctrl_c_ends_a_search_and_a_call_with_it(cache: Path) -> None:
+    rounds: list[str] = []
+
+    def interrupted(call: Any) -> float:
+        rounds.append(call())
+        if len(rounds) > 20:
+            raise KeyboardInterrupt
+        return TIMES[rounds[-1]]
+
+    configs = [{"mode": "default"}, {"mode": "fast"}]
+    tunable = Tunable(lambda *, mode: timed(mode), configs, bench=interrupted)
+    with settings.override(in_process=True):
+        result = tunable.tune()
+        assert result.interrupted
+        assert result.pick == {"mode": "fast"}  # the best so far
+        assert not list(cache.rglob("*.json"))
+        tunable._known.clear()
+        with pytest.raises(KeyboardInterrupt):
+            tunable()
+
+
 def test_no_usable_configuration_is_an_error_that_tabulates_why() -> None:
     x, _ = arrays()
     out = np.zeros(4)

@@ -23,6 +23,7 @@ from attention_autotuner.tuning.distributed import FINALISTS, race_together
 from attention_autotuner.tuning.functions import Tunable
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.records import RecordStore
+from examples.autotune import two_ranks
 from tests.fake_pipeline import FakePipeline
 from tests.fake_ranks import KILLED, killed, run_ranks
 from tests.tunable_functions import bench, double, summed
@@ -243,6 +244,21 @@ def test_ranks_tune_functions_each_for_itself_or_all_in_step(tmp_path: Path) -> 
     first, second = run_ranks(call_functions, tmp_path)
     outcomes = {"mode=default": "ok", "mode=fast": "ok", "mode=fails": "launch_failed"}
     assert first == second == ({"mode": "fast"}, {"mode": "fast"}, outcomes, [2.0] * 3)
+
+
+def run_example(rank: int, root: Path) -> Any:
+    with settings.override(cache_dir=root, budget_seconds=0.3):
+        a, b = torch.full((64, 32), 2.0), torch.ones(32, 64)
+        result = two_ranks.matmul_all_reduce.tune(a, b, group=dist.group.WORLD)
+        product = two_ranks.matmul_all_reduce(a, b, group=dist.group.WORLD)
+    kinds = {timing.outcome.kind for timing in result.timings}
+    return dict(result.pick), kinds, float(product.min()), float(product.max())
+
+
+def test_the_example_of_two_ranks_is_right_on_both(tmp_path: Path) -> None:
+    first, second = run_ranks(run_example, tmp_path)
+    assert first == second
+    assert first[1:] == ({"ok"}, 128.0, 128.0)
 
 
 def fail_on_one(rank: int, root: Path) -> float:

@@ -121,6 +121,8 @@ class FunctionSearch:
         elif names:
             timings = self._raced(names, seconds)
         timings += [lost(name, outcome) for name, outcome in outcomes.items() if not outcome.ok]
+        if self.interrupted and not timings[0].samples:
+            raise KeyboardInterrupt
         if not timings[0].outcome.ok or not timings[0].samples:
             lines = [f"  {t.name}: {t.outcome.kind}: {t.outcome.reason}" for t in timings]
             raise NoCandidateError(

@@ -203,7 +203,10 @@ class Tunable(Generic[R]):
         if pins is None:
             settings = settings_module.current()
             if known is None and autotune and settings.mode != "off" and settings.effort != "none":
-                return self._tuned(call, verbose, group).pick
+                result = self._tuned(call, verbose, group)
+                if result.interrupted:
+                    raise KeyboardInterrupt  # of the caller's program, whatever is searched
+                return result.pick
             if known is not None:
                 return known
         elif (self, digest) in pins:

@@ -53,7 +53,7 @@ def launched_group() -> Iterator[Any]:
     import torch.distributed as dist
 
     if torch.cuda.is_available():
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's own
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gloo")
     try:
