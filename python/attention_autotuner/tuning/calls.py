@@ -109,7 +109,7 @@ class Call:
 
     @property
     def device(self) -> int:
-        """The CUDA device of the first tensor that is on one, or :data:`CPU`."""
+        """The CUDA device of the first tensor that is on one, or -1."""
         leaves = _leaves(self.arguments)
         on_gpu = (x.get_device() for x in leaves if isinstance(x, torch.Tensor) and x.is_cuda)
         return next(on_gpu, CPU)

@@ -52,7 +52,7 @@ def autotune(
     Args:
         configs: configurations, each a mapping from names of the function's parameters to numbers, strings, booleans or
             None; or the values of each, of which all combinations are tried. The first is the default.
-        options: those of :class:`Tunable`.
+        options: those of :class:`~attention_autotuner.tuning.functions.Tunable`.
 
     Raises:
         UnsupportedArgumentError: the configurations do not fit the function, or each other.
@@ -70,18 +70,19 @@ class _Pin:
 
 
 class Tunable(Generic[R]):
-    """A function with configurations. Calls take its arguments, and those of :meth:`__call__`.
+    """A function with configurations. Calls take its arguments and a few more.
 
     Args:
         function: takes a configuration's values as keyword arguments.
-        configs: see :func:`autotune`.
+        configs: see :func:`attention_autotuner.autotune`.
         key: what a configuration is chosen for: names of parameters, or a function of the arguments; all arguments by
             default. Of floats and objects the type counts, of tensors and arrays shape, dtype, order of strides and
             kind of device.
         prune: called with a configuration and the arguments; False leaves it out.
         collective: calls communicate, so that all ranks of ``group`` make them at the same time.
         budget_seconds: wall time of a search; None takes the setting.
-        of_call: ``reset``, ``restore``, ``reference``, ``tolerance`` and ``bench`` of :class:`~.calls.Call`.
+        of_call: ``reset``, ``restore``, ``reference``, ``tolerance`` and ``bench`` of
+            :class:`~attention_autotuner.tuning.calls.Call`.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Tunable(Generic[R]):
     ) -> FunctionResult:
         """Search for the configuration of a call without making it, or find the one that is recorded.
 
-        Arguments and errors are those of :meth:`__call__`.
+        Arguments and errors are those of a call.
         """
         return self._tuned(self._bound(args, kwargs, group), verbose, group)
 
@@ -313,15 +314,15 @@ def tune_together(
         budget_seconds: wall time for each of them; None takes the setting.
         verbose: print progress and rankings on stderr.
         group: process group whose ranks all make this call, and all calls of the function at the same time.
-        of_call: ``reset``, ``restore``, ``reference``, ``tolerance`` and ``bench`` of :class:`~.calls.Call`, of the
-            arguments of ``function``.
+        of_call: ``reset``, ``restore``, ``reference``, ``tolerance`` and ``bench`` of
+            :class:`~attention_autotuner.tuning.calls.Call`, of the arguments of ``function``.
 
     Returns:
         A result for each function and key, in the order of their first calls.
 
     Raises:
         UnsupportedArgumentError: it calls no tunable function.
-        NoCandidateError, DistributedError, StoreError: see :meth:`Tunable.__call__`.
+        NoCandidateError, DistributedError, StoreError: as a call of a tunable function.
     """
     bound = inspect.signature(function).bind(*args, **(kwargs or {}))
     bound.apply_defaults()
