@@ -88,6 +88,7 @@ class Race:
         self._rounds: list[dict[str, float]] = []
         self._running = list(names)
         self._failed: dict[str, Outcome] = {}
+        self._beaten_by: dict[str, str] = {}  # those that left, and the fastest of that time
 
     @property
     def running(self) -> list[str]:
@@ -150,6 +151,7 @@ class Race:
                 continue
             if self._clearly_slower(name, best):
                 dropped.append(name)
+                self._beaten_by[name] = best
         self._running = [name for name in self._running if name not in dropped]
         return dropped
 
@@ -166,9 +168,10 @@ class Race:
     def results(self) -> list[Timing]:
         """All entries, fastest first; ties in the given order, entries without samples last."""
         timed = [name for name in self._names if self._times(name) and name not in self._failed]
-        # One that left may look the fastest in the few rounds that it had, and nothing would differ from it.
-        best = self._best([name for name in timed if name in self._running] or timed)
-        timings = [self._timing(name, best) for name in self._names]
+        # One that left may look the fastest in its few rounds; it is not, unless what beat it has failed since.
+        unbeaten = [name for name in timed if self._beaten_by.get(name) not in timed]
+        best = self._best(unbeaten)
+        timings = [self._timing(name, best, name in unbeaten) for name in self._names]
         place = {name: index for index, name in enumerate(self._names)}
 
         def key(timing: Timing) -> tuple[bool, bool, float, int]:
@@ -225,7 +228,7 @@ class Race:
         middle, error = self._compare(name, best)
         return middle > TIE_LOG_RATIO and middle - DROP_CONFIDENCE * error > 0.0
 
-    def _timing(self, name: str, best: str | None) -> Timing:
+    def _timing(self, name: str, best: str | None, unbeaten: bool) -> Timing:
         times = sorted(self._times(name))
         outcome: Outcome = self._failed.get(name, Ok())
         if not times or best is None:
@@ -242,7 +245,7 @@ class Race:
             samples=len(times),
             ratio_to_best=ratio,
             error=error,
-            tied=name in self._running and ratio < inf and close,
+            tied=unbeaten and ratio < inf and close,
         )
 
 
