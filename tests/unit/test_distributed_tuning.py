@@ -247,7 +247,7 @@ def test_ranks_tune_functions_each_for_itself_or_all_in_step(tmp_path: Path) -> 
 
 
 def run_example(rank: int, root: Path) -> Any:
-    with settings.override(cache_dir=root, budget_seconds=0.3):
+    with settings.override(cache_dir=root, budget_seconds=0.1):
         a, b = torch.full((64, 32), 2.0), torch.ones(32, 64)
         result = two_ranks.matmul_all_reduce.tune(a, b, group=dist.group.WORLD)
         product = two_ranks.matmul_all_reduce(a, b, group=dist.group.WORLD)

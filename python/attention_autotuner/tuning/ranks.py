@@ -106,9 +106,9 @@ class Ranks:
                 record.msg = f"{self.prefix}{record.msg}"
             return record
 
-        logging.setLogRecordFactory(with_rank)
         with _reaching_the_store():
             self._store.add(f"beat/{self.rank}", 1)  # one that dies after this was there
+        logging.setLogRecordFactory(with_rank)
         self._watcher.start()
         try:
             hosts = self.exchange("beginning", socket.gethostname())
