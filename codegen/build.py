@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
@@ -322,22 +321,14 @@ def build(
     """
     digests = [artifact_digest(kernel, target, toolchain) for kernel in kernels]
     results: dict[str, Artifact | Outcome] = {}
-    misses = dict(zip(digests, kernels, strict=True))
-
-    def look_up() -> None:
-        for digest, kernel in list(misses.items()):
-            known = store.lookup(kernel.name, digest)
-            if isinstance(known, Artifact) or (known is not None and not retry_failed):
-                results[digest] = known
-                del misses[digest]
-
-    look_up()
-    with ExitStack() as stack:
-        if len(misses) == 1:  # of a call, most likely, that other ranks make as well
-            stack.enter_context(store.building(*misses))
-            look_up()
-        if not misses:
-            return [results[digest] for digest in digests]
+    misses: dict[str, RenderedKernel] = {}
+    for digest, kernel in zip(digests, kernels, strict=True):
+        known = store.lookup(kernel.name, digest)
+        if isinstance(known, Artifact) or (known is not None and not retry_failed):
+            results[digest] = known
+        else:
+            misses[digest] = kernel
+    if misses:
         if not toolchain.nvcc.exists():
             raise ToolchainError(f"the compiler {toolchain.nvcc} is gone")
         with store.staging() as root:

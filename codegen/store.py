@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import fnmatch
 import glob
 import json
@@ -162,23 +161,6 @@ class Store:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-    @contextmanager
-    def building(self, digest: str) -> Iterator[None]:
-        """Hold the right to build an artifact: others that ask for it wait, in this process or another.
-
-        Raises:
-            StoreError: the store cannot be written.
-        """
-        path = self.root / "staging" / f"{digest}.lock"
-        with store_errors(path):
-            make_folder(path.parent)
-            with path.open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process
-                try:
-                    yield
-                finally:
-                    path.unlink(missing_ok=True)
 
     def publish(self, *, source: str, library: Path, log: str, artifact: Artifact) -> Artifact:
         """Store a built kernel; where another process was faster, its entry is the answer.

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
 import os
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen import build as build_module
 from attention_autotuner.codegen import store as store_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
 from attention_autotuner.codegen.entries import LIBRARY, LOG, RECORD, SOURCE, entry_name
@@ -195,32 +193,6 @@ def test_many_publishers_at_once(store: Store, library: Path) -> None:
     assert len(results) == 8
     assert set(map(repr, results)) == {repr(store.lookup(NAME, DIGEST))}
     assert [entry.state for entry in store.ls()] == ["built"]
-
-
-def test_callers_of_one_cold_kernel_wait_for_one_builder(
-    store: Store, library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiled: list[str] = []
-
-    def compile_slowly(misses: dict[str, Any], batch: Any, *arguments: Any) -> dict[str, Any]:
-        compiled.extend(misses)
-        time.sleep(0.1)
-        return {d: _publish(store, library, _artifact(d, k.name)) for d, k in misses.items()}
-
-    monkeypatch.setattr(build_module, "_compile", compile_slowly)
-    toolchain = replace(TOOLCHAIN, nvcc=library)
-    results: list[Any] = []
-    build = functools.partial(
-        build_module.build, [KERNEL], TARGET, toolchain=toolchain, store=store
-    )
-    threads = [threading.Thread(target=lambda: results.extend(build())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(compiled) == 1
-    assert [artifact.name for artifact in results] == [KERNEL.name] * 4
-    assert not list((store.root / "staging").iterdir())
 
 
 def _cut_library(folder: Path) -> None:

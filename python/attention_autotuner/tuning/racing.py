@@ -171,12 +171,13 @@ class Race:
         # One that left may look the fastest in its few rounds; it is not, unless what beat it has failed since.
         unbeaten = [name for name in timed if self._beaten_by.get(name) not in timed]
         best = self._best(unbeaten)
-        timings = [self._timing(name, best, name in unbeaten) for name in self._names]
+        timings = [self._timing(name, best) for name in self._names]
         place = {name: index for index, name in enumerate(self._names)}
 
         def key(timing: Timing) -> tuple[bool, bool, float, int]:
-            ratio = 1.0 if timing.tied else timing.ratio_to_best
-            return (not timing.outcome.ok, not timing.tied, ratio, place[timing.name])
+            tied = timing.tied and timing.name in unbeaten
+            ratio = 1.0 if tied else timing.ratio_to_best
+            return (not timing.outcome.ok, not tied, ratio, place[timing.name])
 
         return sorted(timings, key=key)
 
@@ -228,7 +229,7 @@ class Race:
         middle, error = self._compare(name, best)
         return middle > TIE_LOG_RATIO and middle - DROP_CONFIDENCE * error > 0.0
 
-    def _timing(self, name: str, best: str | None, unbeaten: bool) -> Timing:
+    def _timing(self, name: str, best: str | None) -> Timing:
         times = sorted(self._times(name))
         outcome: Outcome = self._failed.get(name, Ok())
         if not times or best is None:
@@ -245,7 +246,7 @@ class Race:
             samples=len(times),
             ratio_to_best=ratio,
             error=error,
-            tied=unbeaten and ratio < inf and close,
+            tied=outcome.ok and ratio < inf and close,
         )
 
 
