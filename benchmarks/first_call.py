@@ -36,6 +36,7 @@ SHAPE = (4, 16, 4096)
 """[batch, heads, seqlen] of the problem that is exported; 64 wide."""
 WAYS = ("forward", "backward")
 # What would tell the process of a compiler, or of kernels other than those it is given.
+OWN_KERNELS = {"ATTENTION_AUTOTUNER_STRICT_KERNELS": "1"}  # or the reference would be timed
 UNWANTED = ("CUDA_HOME", "CUDA_PATH", "ATTENTION_AUTOTUNER_NVCC", "ATTENTION_AUTOTUNER_BUNDLE")
 PROGRAM = """
 import json, sys, time
@@ -115,7 +116,7 @@ def first_call(cache: Path, shape: tuple[int, int, int], **variables: str) -> di
     said = _run(
         "the process of a first call",
         [sys.executable, "-c", PROGRAM, *map(str, shape)],
-        {**kept, "ATTENTION_AUTOTUNER_CACHE_DIR": str(cache), **variables},
+        {**kept, **OWN_KERNELS, "ATTENTION_AUTOTUNER_CACHE_DIR": str(cache), **variables},
     )
     answer: dict[str, Any] = json.loads(said.splitlines()[-1])
     return answer

@@ -181,7 +181,7 @@ def opened(options: argparse.Namespace) -> Iterator[tuple[Policy, LocalPipeline,
     """
     changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
     changes = {name: value for name, value in changes.items() if value is not None}
-    with settings_module.override(mode="cached", **changes) as settings:
+    with settings_module.override(mode="cached", strict_kernels=True, **changes) as settings:
         try:
             policy = resolve(options.device_type)
         except UnsupportedArchitectureError as error:

@@ -59,7 +59,7 @@ def search(
         if done % 16 == 0 or done == total:
             say(f"built {done}/{total}: {message}")
 
-    engine = Engine(policy=policy, pipeline=pipeline, records=records)
+    engine = Engine(policy=policy, pipeline=pipeline, records=records, fresh=True)
     results = built_of((c for pool in pool_of.values() for c in pool), pipeline, progress)
     digests = source_digests(results)
     row_of = {

@@ -5,18 +5,21 @@ One failing kernel stops no other, and what is built when a batch is interrupted
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
+import select
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from errno import ENOSPC
+from functools import partial
 from pathlib import Path
 
-from ..core.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
+from ..core.leases import POLL_SECONDS, Lease
+from ..core.outcome import BuildFailed, Outcome, OutOfMemory, Postponed, TimedOut
 from ..errors import ToolchainError
 from ..kernels.registry import kernel_of
 from .artifact import Artifact, BuildTarget, artifact_digest
@@ -24,12 +27,13 @@ from .code_digest import code_digest
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
-from .project import Project, configure, launched
+from .project import Project, Step, configure, launched
 from .render import RenderedKernel, kernel_digest
 from .report import CompilerReport, combine, parse_ptxas
 from .sass import add_loop_spills, main_loops
 from .store import Store
 from .toolchain import Toolchain, find_disassembler
+from .tools import STOP_POLL_SECONDS, Stop, StoppedError
 
 logger = logging.getLogger(__name__)
 
@@ -49,28 +53,6 @@ _ERROR_LINE = re.compile(
 _NINJA_BROKE = re.compile(r"ninja: (?:error|fatal)|^Traceback", re.MULTILINE)
 _STOP_SECONDS = 10.0
 COMPILE_SECONDS = 300.0  # the slowest of our kernels takes half a minute on one of a few busy cores
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """The launcher's record of one compilation or link."""
-
-    returncode: int
-    seconds: float
-    peak_bytes: int
-    timed_out: bool
-    log: str
-
-
-def _read_step(batch: Project, name: str, step: str) -> _Step | None:
-    """A finished step of a target, or None while it is not."""
-    prefix = batch.logs / f"{name}.{step}"
-    try:
-        result = json.loads(Path(f"{prefix}.json").read_text(encoding="ascii"))
-    except FileNotFoundError:
-        return None
-    log = Path(f"{prefix}.log").read_text(encoding="utf-8", errors="replace")
-    return _Step(log=log, **result)
 
 
 def _inspect(
@@ -103,18 +85,16 @@ def _code_digest(batch: Project, name: str) -> str | None:
 
 
 def _classify(
-    batch: Project, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
+    batch: Project, name: str, kernel: RenderedKernel, digest: str, step: Step, log: str
 ) -> Outcome:
-    """The outcome of a step that failed; a failure that would repeat itself is remembered.
+    """The outcome of a step that failed; it is remembered, unless memory was short.
 
     Raises:
         StoreError: the disk is full.
     """
     if _NO_SPACE.search(step.log):
         raise storage_error(batch.store.root, ENOSPC)
-    if step.timed_out:
-        return TimedOut(reason=f"it compiled for longer than {batch.timeout_seconds:g} s")
-    if step.returncode == -signal.SIGKILL or _NO_MEMORY.search(step.log):
+    if not step.timed_out and (step.returncode == -signal.SIGKILL or _NO_MEMORY.search(step.log)):
         peak = step.peak_bytes / 2**30
         return OutOfMemory(
             reason=f"the compiler was killed or found no memory (it had used {peak:.1f} GiB); "
@@ -122,21 +102,26 @@ def _classify(
         )
     if step.returncode == 127:
         raise ToolchainError(f"the compiler is gone: {step.log.strip()}")
-    line = _ERROR_LINE.search(step.log)
-    if line:
-        reason = line[0].strip()
-    elif step.returncode < 0:
-        reason = f"the compiler crashed ({signal.Signals(-step.returncode).name})"
-    else:
-        reason = f"the compiler ended with status {step.returncode}"
     # The source has a private name in the batch; with the log it is kept as kernel.cu.
     source = f"{batch.sources}/{name}.cu"
+    line = _ERROR_LINE.search(step.log)
+    failure: Outcome
+    if step.timed_out:
+        failure = TimedOut(reason=f"it compiled for longer than {batch.timeout_seconds:g} s")
+    elif line:
+        failure = BuildFailed(reason=line[0].strip().replace(source, SOURCE)[:400])
+    elif step.returncode < 0:
+        crash = signal.Signals(-step.returncode).name
+        failure = BuildFailed(reason=f"the compiler crashed ({crash})")
+    else:
+        failure = BuildFailed(reason=f"the compiler ended with status {step.returncode}")
     return batch.store.publish_failure(
         source=kernel.text,
         log=log.replace(source, SOURCE),
-        reason=reason.replace(source, SOURCE)[:400],
+        failure=failure,
         digest=digest,
         name=kernel.name,
+        compiler=batch.toolchain.compiler_stamp,
     )
 
 
@@ -144,13 +129,13 @@ def _finish(
     batch: Project, name: str, kernel: RenderedKernel, digest: str
 ) -> tuple[Artifact | Outcome, float] | None:
     """Publish a target that is done, with the seconds it took; None while it is not."""
-    compiled = _read_step(batch, name, "compile")
+    compiled = batch.step(name, "compile")
     if compiled is None:
         return None
     if compiled.returncode != 0:
         outcome = _classify(batch, name, kernel, digest, compiled, compiled.log)
         return outcome, compiled.seconds
-    linked = _read_step(batch, name, "link")
+    linked = batch.step(name, "link")
     if linked is None:
         return None
     log = compiled.log + linked.log
@@ -182,7 +167,7 @@ def _finish(
     return published, seconds
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """End Ninja, which passes the signal on to what it runs."""
     if process.poll() is None:
         process.terminate()
@@ -198,10 +183,11 @@ def _run_ninja(
     pending: dict[str, tuple[str, RenderedKernel]],
     jobs: int,
     report: Callable[[str, Artifact | Outcome, float], None],
+    stop: Stop,
 ) -> None:
     """Compile targets (name -> digest, kernel).
 
-    Each is reported, and taken out of ``pending``, as soon as it is done.
+    Each is reported, and taken out of ``pending``, as soon as it is done; what ``stop`` ends is left there.
     """
 
     def collect() -> None:
@@ -221,24 +207,29 @@ def _run_ninja(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,  # Ctrl-C comes to us alone, and we end it in order
         )
     except OSError as error:
         raise ToolchainError(f"cannot run {batch.toolchain.ninja}: {error}") from error
-    output: list[str] = []
+    assert process.stdout is not None
+    output = b""
     with process:
         try:
-            for line in process.stdout or ():
-                output.append(line)
-                collect()
-            process.wait()
+            while not stop():
+                if select.select([process.stdout], [], [], STOP_POLL_SECONDS)[0]:
+                    printed = os.read(process.stdout.fileno(), 1 << 16)
+                    if not printed:
+                        process.wait()
+                        break
+                    output += printed
+                    collect()
             collect()
         finally:
             _stop(process)
+    if stop():
+        return
     # What is left has no record of its step.
-    text = "".join(output)
+    text = output.decode(errors="replace")
     if pending and _NO_SPACE.search(text):
         raise storage_error(batch.store.root, ENOSPC)
     if pending and (process.returncode == 0 or _NINJA_BROKE.search(text)):
@@ -251,11 +242,16 @@ def _run_ninja(
 
 
 def _compile(
-    misses: dict[str, RenderedKernel], batch: Project, jobs: int | None, progress: Progress | None
-) -> dict[str, Artifact | Outcome]:
-    """Compile kernels by digest."""
-    results: dict[str, Artifact | Outcome] = {}
-    targets = {f"k{number}": item for number, item in enumerate(misses.items())}
+    misses: dict[str, RenderedKernel],
+    batch: Project,
+    jobs: int | None,
+    report: Callable[[str, Artifact | Outcome, float], None],
+    stop: Stop,
+) -> None:
+    """Compile kernels by digest, the first of them first; those that ``stop`` ends are not reported."""
+    starved: dict[str, tuple[str, RenderedKernel]] = {}
+    digits = len(str(len(misses)))  # CMake, and so Ninja, takes targets by their names
+    targets = {f"k{number:0{digits}}": item for number, item in enumerate(misses.items())}
     with store_errors(batch.root):
         for folder in (batch.sources, batch.logs, batch.temporary):
             folder.mkdir(parents=True)
@@ -266,24 +262,22 @@ def _compile(
                 architecture = batch.sources / f"{name}.architecture"
                 architecture.write_text(f"{target.cmake_architecture}\n", encoding="ascii")
     at_once = job_count(len(misses), jobs)
-    configure(batch, jobs=at_once)
+    configure(batch, jobs=at_once, stop=stop)
+    names = {digest: name for name, (digest, _) in targets.items()}
 
-    def report(digest: str, result: Artifact | Outcome, seconds: float) -> None:
-        if digest not in results and progress is not None:
-            progress(len(results) + 1, len(misses), misses[digest].name, seconds)
-        results[digest] = result
+    def first(digest: str, result: Artifact | Outcome, seconds: float) -> None:
+        if isinstance(result, OutOfMemory) and at_once > 1:
+            # Memory may suffice for one at a time.
+            starved[names[digest]] = (digest, misses[digest])
+        else:
+            report(digest, result, seconds)
 
-    _run_ninja(batch, dict(targets), at_once + 1, report)  # one more, which only links
-    starved = {
-        name: item for name, item in targets.items() if isinstance(results[item[0]], OutOfMemory)
-    }
-    if starved and at_once > 1:
-        # Memory may suffice for one at a time.
+    _run_ninja(batch, dict(targets), at_once + 1, first, stop)  # one more, which only links
+    if starved and not stop():
         for name in starved:
             for path in batch.logs.glob(f"{name}.*"):
                 path.unlink()
-        _run_ninja(batch, starved, 1, report)
-    return results
+        _run_ninja(batch, starved, 1, report, stop)
 
 
 def build(
@@ -296,6 +290,7 @@ def build(
     progress: Progress | None = None,
     timeout_seconds: float | None = COMPILE_SECONDS,
     retry_failed: bool = False,
+    stop: Stop = lambda: False,
 ) -> list[Artifact | Outcome]:
     """Build kernels, taking from the store what it has.
 
@@ -308,11 +303,14 @@ def build(
         progress: called as kernels are done, in this thread.
         timeout_seconds: limit for each compilation and each link; None for no limit.
         retry_failed: compile again what is remembered to have failed.
+        stop: asked every now and then; once it is true, compilers are ended.
+
+    A kernel that another process compiles is waited for and taken from the store.
 
     Returns:
-        For each kernel, in order: its artifact, or ``BuildFailed`` (remembered, with the path of its log; without
-        a log only where a header changed meanwhile), ``OutOfMemory`` or ``TimedOut`` (not remembered: another
-        time it may succeed).
+        For each kernel, in order: its artifact, or ``BuildFailed`` or ``TimedOut`` (remembered for this compiler, with
+        the path of its log; without a log only where a header changed meanwhile), ``OutOfMemory`` (not remembered:
+        another time it may succeed), or ``Postponed`` where it was stopped.
 
     Raises:
         ToolchainError: a tool is gone or cannot be set up.
@@ -320,25 +318,70 @@ def build(
         BuildError: a kernel includes a header of ours that does not exist.
     """
     digests = [artifact_digest(kernel, target, toolchain) for kernel in kernels]
+    stamp = toolchain.compiler_stamp
     results: dict[str, Artifact | Outcome] = {}
     misses: dict[str, RenderedKernel] = {}
     for digest, kernel in zip(digests, kernels, strict=True):
-        known = store.lookup(kernel.name, digest)
-        if isinstance(known, Artifact) or (known is not None and not retry_failed):
-            results[digest] = known
-        else:
+        known = store.lookup(kernel.name, digest, stamp)
+        if isinstance(known, Outcome) and retry_failed:
+            store.forget_failure(digest, kernel.name)
+            known = None
+        if known is None:
             misses[digest] = kernel
-    if misses:
-        if not toolchain.nvcc.exists():
-            raise ToolchainError(f"the compiler {toolchain.nvcc} is gone")
-        with store.staging() as root:
-            batch = Project(
-                root=root,
-                target=target,
-                toolchain=toolchain,
-                store=store,
-                timeout_seconds=timeout_seconds or 0.0,
-                disassembler=find_disassembler(),
-            )
-            results.update(_compile(misses, batch, jobs, progress))
-    return [results[digest] for digest in digests]
+        else:
+            results[digest] = known
+    if misses and not toolchain.nvcc.exists():
+        raise ToolchainError(f"the compiler {toolchain.nvcc} is gone")
+    total, done = len(misses), 0
+    leases = {digest: store.lease(digest, kernel.name) for digest, kernel in misses.items()}
+
+    def report(digest: str, result: Artifact | Outcome, seconds: float) -> None:
+        nonlocal done
+        results[digest] = result
+        leases[digest].release()
+        name, done = misses.pop(digest).name, done + 1
+        if progress is not None:
+            progress(done, total, name, seconds)
+
+    try:
+        while misses and not stop():
+            with store_errors(store.root):
+                mine = _claimed(misses, leases, partial(store.lookup, compiler=stamp), report)
+            if not mine:
+                time.sleep(POLL_SECONDS[1] if misses else 0.0)
+                continue
+            with store.staging() as root:
+                batch = Project(
+                    root=root,
+                    target=target,
+                    toolchain=toolchain,
+                    store=store,
+                    timeout_seconds=timeout_seconds or 0.0,
+                    disassembler=find_disassembler(),
+                )
+                _compile(mine, batch, jobs, report, stop)
+    except StoppedError:
+        pass
+    finally:
+        for lease in leases.values():
+            lease.release()
+    postponed = Postponed(reason="the budget ended before it was compiled")
+    return [results.get(digest, postponed) for digest in digests]
+
+
+def _claimed(
+    misses: Mapping[str, RenderedKernel],
+    leases: Mapping[str, Lease],
+    lookup: Callable[..., Artifact | Outcome | None],
+    report: Callable[[str, Artifact | Outcome, float], None],
+) -> dict[str, RenderedKernel]:
+    """The kernels that are this process's to compile; those that another one has finished are reported."""
+    mine = {}
+    for digest, kernel in list(misses.items()):
+        is_free = leases[digest].attempt()
+        known = lookup(kernel.name, digest)
+        if known is not None:
+            report(digest, known, 0.0)
+        elif is_free:
+            mine[digest] = kernel
+    return mine

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..core.candidate import Candidate
 from ..core.identity import values_of
+from ..core.outcome import Proof
 from ..core.problem import Problem
 from ..core.trust import check, harden, read_json
 from ..errors import BundleError
@@ -76,6 +77,7 @@ class BundledPick:
         gpu_name: where it was measured, if it was.
         median_us: what was measured, microseconds.
         estimate_us: what the cost model says, microseconds.
+        proof: what verification has shown of the kernel; None where no proof was kept.
     """
 
     problem: Problem
@@ -84,10 +86,12 @@ class BundledPick:
     gpu_name: str | None = None
     median_us: float | None = None
     estimate_us: float | None = None
+    proof: Proof | None = None
 
     def to_json(self, kernel: int) -> dict[str, Any]:
         """The pick as the index holds it, its kernel by number."""
         values = vars(self) | {"problem": values_of(self.problem), "kernel": kernel}
+        values["proof"] = None if self.proof is None else asdict(self.proof)
         launch = self.candidate.launch_knobs
         values |= {"launch": launch} if launch else {}
         return {name: value for name, value in values.items() if name != "candidate"}
@@ -195,7 +199,8 @@ def _read_pick(data: Mapping[str, Any], kernels: Sequence[BundledKernel]) -> Bun
     measured = {name: data[name] for name in ("layer", "gpu_name", "median_us", "estimate_us")}
     candidate = kernels[number].candidate.launched(data.get("launch", {}))
     problem = Problem(**data["problem"])
-    return BundledPick(problem=problem, candidate=candidate, **measured)
+    proof = None if data.get("proof") is None else Proof.from_json(data["proof"])
+    return BundledPick(problem=problem, candidate=candidate, proof=proof, **measured)
 
 
 def write_bundle(

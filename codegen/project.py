@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import shutil
@@ -19,12 +20,23 @@ from .files import store_errors
 from .render import include_root
 from .store import Store
 from .toolchain import Toolchain
-from .tools import clean_environment, run_tool
+from .tools import Stop, clean_environment, run_tool
 
 logger = logging.getLogger(__name__)
 
 _DETECTED = ("CMakeCUDACompiler.cmake", "CMakeSystem.cmake")
 _CONFIGURE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The launcher's record of one compilation or link."""
+
+    returncode: int
+    seconds: float
+    peak_bytes: int
+    timed_out: bool
+    log: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +84,16 @@ class Project:
     def logs(self) -> Path:
         """Holds ``<target>.{compile,link}.{log,json}``."""
         return self.root / "logs"
+
+    def step(self, target: str, name: str) -> Step | None:
+        """A finished step of a target, ``compile`` or ``link``, or None while it is not."""
+        prefix = self.logs / f"{target}.{name}"
+        try:
+            result = json.loads(Path(f"{prefix}.json").read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return None
+        log = Path(f"{prefix}.log").read_text(encoding="utf-8", errors="replace")
+        return Step(log=log, **result)
 
     @property
     def temporary(self) -> Path:
@@ -149,7 +171,7 @@ def _keep_detection(project: Project, store: Store, kept: Path) -> None:
             store.move_in(staging, kept)
 
 
-def configure(project: Project, *, jobs: int = 1) -> None:
+def configure(project: Project, *, jobs: int = 1, stop: Stop = lambda: False) -> None:
     """Turn the sources of a batch into a Ninja build.
 
     Asking a compiler what it is takes CMake 1.3 to 1.8 s; the answer is kept in the store, and with it this takes
@@ -160,13 +182,17 @@ def configure(project: Project, *, jobs: int = 1) -> None:
     Args:
         project: with its sources written.
         jobs: compilations at once.
+        stop: end CMake when this becomes true.
 
     Raises:
+        StoppedError: ``stop`` became true.
         ToolchainError: CMake fails; the message ends with what it printed.
         StoreError: the store cannot be written, or is not to be trusted.
     """
     store, toolchain = project.store, project.toolchain
-    run_cmake = partial(run_tool, seconds=_CONFIGURE_SECONDS, temporary=project.temporary)
+    run_cmake = partial(
+        run_tool, seconds=_CONFIGURE_SECONDS, temporary=project.temporary, stop=stop
+    )
     command = _command(project, jobs)
     kept = _detection_folder(store, toolchain)
     if kept.is_dir():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -77,14 +76,6 @@ def render(candidate: Candidate, generated: GeneratedCode | None = None) -> Rend
     return RenderedKernel(candidate=candidate, name=candidate.name, text=text)
 
 
-def unique(kernels: Iterable[RenderedKernel]) -> list[RenderedKernel]:
-    """The kernels without those whose text came before: the same text is the same candidate."""
-    by_text: dict[str, RenderedKernel] = {}
-    for kernel in kernels:
-        by_text.setdefault(kernel.text, kernel)
-    return list(by_text.values())
-
-
 def include_root() -> Path:
     """The folder to put on the compiler's include path for ``<attention_autotuner/...>``."""
     return template_root() / "include"
@@ -104,8 +95,9 @@ def _includes(text: str) -> tuple[tuple[str, bool], ...]:
     return tuple((match[1] or match[2], bool(match[2])) for match in _INCLUDE.finditer(text))
 
 
+@lru_cache(maxsize=4096)
 def _resolve(root: Path, spelling: str, quoted: bool, includer: Path | None) -> Path | None:
-    """The header of ours that an include names, or None for a header of somebody else.
+    """The header of ours that an include names, or None for a header of somebody else; looked for once a process.
 
     Raises:
         BuildError: the include names a header of ours that does not exist.
@@ -114,8 +106,8 @@ def _resolve(root: Path, spelling: str, quoted: bool, includer: Path | None) -> 
     if quoted and includer is not None:
         places.insert(0, includer.parent / spelling)
     for place in places:
-        if place.is_file() and place.resolve().is_relative_to(root):
-            return place.resolve()
+        if place.is_file() and (path := place.resolve()).is_relative_to(root):
+            return path
     if quoted or spelling.startswith(f"{NAMESPACE}/"):
         where = includer.relative_to(root).as_posix() if includer else "the rendered kernel"
         raise BuildError(f"{where} includes {spelling!r}, which is not under {root}")

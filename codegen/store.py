@@ -4,6 +4,7 @@ Layout under its root::
 
     kernels/<name>.<digest16>/{kernel.cu,kernel.so,build.json,build.log}
     failed/<name>.<digest16>/{kernel.cu,build.json,build.log}
+    building/<name>.<digest16>.lease   of the process that compiles it
     quarantine/   damaged entries, kept for a look until the next gc
     staging/      what is being written
     cmake/        what CMake found out about a toolchain
@@ -32,7 +33,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.outcome import BuildFailed
+from ..core.leases import Lease
+from ..core.outcome import Outcome, outcome_from_json
 from ..core.trust import check, file_sha256, harden, make_folder
 from ..errors import StoreError, UntrustedError
 from ..settings import Settings, current
@@ -73,16 +75,17 @@ class Store:
 
     def get(
         self, kernel: RenderedKernel, target: BuildTarget, toolchain: Toolchain
-    ) -> Artifact | BuildFailed | None:
+    ) -> Artifact | Outcome | None:
         """The stored artifact or remembered failure of a kernel, or None where there is neither.
 
         Raises:
             StoreError: the folder exists and cannot be read.
         """
-        return self.lookup(kernel.name, artifact_digest(kernel, target, toolchain))
+        digest = artifact_digest(kernel, target, toolchain)
+        return self.lookup(kernel.name, digest, toolchain.compiler_stamp)
 
-    def lookup(self, name: str, digest: str) -> Artifact | BuildFailed | None:
-        """:meth:`get` by name and artifact digest."""
+    def lookup(self, name: str, digest: str, compiler: str = "") -> Artifact | Outcome | None:
+        """:meth:`get` by name and artifact digest; failures of other files of a compiler are passed over."""
         folder = self.path(digest, name)
         with store_errors(folder):
             artifact = self._open(folder, digest)
@@ -91,7 +94,13 @@ class Store:
                 with contextlib.suppress(OSError):
                     os.utime(folder / entries.RECORD)
                 return artifact
-            return self._open_failure(self.failed_path(digest, name), digest)
+            return self._open_failure(self.failed_path(digest, name), digest, compiler)
+
+    def lease(self, digest: str, name: str) -> Lease:
+        """The lease of the process that compiles a kernel; others wait and take what it publishes."""
+        folder = self.root / "building"
+        check(self.root, folder)
+        return Lease(folder / f"{entries.entry_name(name, digest)}.lease")
 
     def find(self, kernel: RenderedKernel, target: BuildTarget) -> list[Artifact]:
         """Artifacts of the very same kernel and target from any toolchain, the latest used first.
@@ -126,15 +135,18 @@ class Store:
             return None
         return artifact
 
-    def _open_failure(self, folder: Path, digest: str) -> BuildFailed | None:
+    def _open_failure(self, folder: Path, digest: str, compiler: str) -> Outcome | None:
         try:
             record = entries.read_record(folder)
             if record.get("digest") != digest or not isinstance(record.get("reason"), str):
                 raise DamagedError(f"{entries.RECORD} lacks its reason or is of another artifact")
-        except DamagedError as error:
-            self._set_aside(folder, error)
+            failure = outcome_from_json({"kind": "build_failed", **record})
+        except (DamagedError, ValueError) as error:
+            self._set_aside(folder, DamagedError(str(error)))
             return None
-        return BuildFailed(reason=record["reason"], log=str(folder / entries.LOG))
+        if compiler and record.get("compiler", compiler) != compiler:
+            return None
+        return replace(failure, log=str(folder / entries.LOG))
 
     def _set_aside(self, folder: Path, error: DamagedError) -> None:
         """Quarantine a damaged entry; one that was moved away since, or cannot be moved, is passed over."""
@@ -192,19 +204,28 @@ class Store:
         return replace(artifact, path=folder / entries.LIBRARY)
 
     def publish_failure(
-        self, *, source: str, log: str, reason: str, digest: str, name: str
-    ) -> BuildFailed:
-        """Remember that a kernel does not compile, with its log.
+        self, *, source: str, log: str, failure: Outcome, digest: str, name: str, compiler: str = ""
+    ) -> Outcome:
+        """Remember that a kernel does not compile, with its log; the answer has the path of that.
+
+        Args:
+            source: text of the translation unit.
+            log: what the compiler printed.
+            failure: why.
+            digest: of the artifact that there is none of.
+            name: of the candidate.
+            compiler: :attr:`.Toolchain.compiler_stamp`.
 
         Raises:
             StoreError: the store cannot be written; nothing is left behind.
         """
         folder = self.failed_path(digest, name)
         with store_errors(folder), self.staging() as staging:
-            _write_entry(staging, source, log, {"name": name, "digest": digest, "reason": reason})
+            said = {"name": name, "digest": digest, "compiler": compiler}
+            _write_entry(staging, source, log, said | failure.to_json())
             while not self.move_in(staging, folder):
                 self.discard(folder)
-        return BuildFailed(reason=reason, log=str(folder / entries.LOG))
+        return replace(failure, log=str(folder / entries.LOG))
 
     def forget_failure(self, digest: str, name: str) -> None:
         """Remove a remembered failure, if there is one."""

@@ -72,6 +72,15 @@ class Toolchain:
             "cutlass": self.cutlass_version,
         }
 
+    @property
+    def compiler_stamp(self) -> str:
+        """The file of the compiler, as it is now: what failed with one may succeed with another of its version."""
+        try:
+            status = self.nvcc.stat()
+        except OSError:
+            return ""
+        return f"{self.nvcc} {status.st_size} {status.st_mtime_ns}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Nvcc:

@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ToolchainError
@@ -16,6 +17,16 @@ _UNWANTED = re.compile(
     r"CMAKE_.*|(C|CXX|CUDA|LD|MAKE)FLAGS|CUDA(ARCHS|CXX|HOSTCXX)|NINJA_STATUS"
     r"|NVCC_(APPEND_FLAGS|CCBIN|PREPEND_FLAGS)"
 )
+
+
+Stop = Callable[[], bool]
+"""Asked again and again; true once work is to end as it is."""
+
+STOP_POLL_SECONDS = 0.1
+
+
+class StoppedError(Exception):
+    """A tool was ended because its caller's time was up."""
 
 
 def clean_environment(temporary: Path | None = None) -> dict[str, str]:
@@ -37,6 +48,7 @@ def run_tool(
     temporary: Path | None = None,
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
+    stop: Stop = lambda: False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool to its end, in :func:`clean_environment`.
 
@@ -46,12 +58,14 @@ def run_tool(
         temporary: see :func:`clean_environment`.
         folder: where it runs; default the present one.
         variables: of its environment, beside or in place of those.
+        stop: end it when this becomes true.
 
     Returns:
         Its status, and in ``stdout`` what it printed on both streams.
 
     Raises:
         ToolchainError: it cannot be started, or did not end in time.
+        StoppedError: ``stop`` became true.
     """
     try:
         process = subprocess.Popen(
@@ -67,12 +81,21 @@ def run_tool(
         )
     except OSError as error:
         raise ToolchainError(f"cannot run {command[0]}: {error.strerror or error}") from error
+    end = None if seconds is None else time.monotonic() + seconds
     with process:
         try:
-            output, _ = process.communicate(timeout=seconds)
-        except BaseException as error:
+            while True:
+                try:
+                    output, _ = process.communicate(timeout=STOP_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired as error:
+                    if end is not None and time.monotonic() > end:
+                        raise ToolchainError(
+                            f"cannot run {command[0]}: it did not end within {seconds:g} s"
+                        ) from error
+                if stop():
+                    raise StoppedError
+        except BaseException:
             os.killpg(process.pid, signal.SIGKILL)  # it is not waited for yet, so this is its group
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise ToolchainError(f"cannot run {command[0]}: {error}") from error
             raise
     return subprocess.CompletedProcess(process.args, process.returncode, output)

@@ -18,7 +18,7 @@ from attention_autotuner.tuning.entries import Entry
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Built, Doubt
-from attention_autotuner.tuning.racing import Race, Timing
+from attention_autotuner.tuning.racing import History, Race, Timing
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from benchmarks.search import search
@@ -40,6 +40,8 @@ class FakePipeline:
     """Builds, checks and times by rule; remembers the calls."""
 
     environment: Environment = GPU
+    gpu_id: str = "GPU-0"
+    deadline: float = 0.0
     time_us: Callable[[Problem, str], float] = lambda problem, name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     report: Callable[[str], CompilerReport] = lambda name: parse_ptxas("")
@@ -51,7 +53,10 @@ class FakePipeline:
     raced: list[tuple[Problem, list[str]]] = field(default_factory=list)
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         self.batches.append([kernel.name for kernel in kernels])
         progress(len(kernels), len(kernels), "done")
@@ -77,9 +82,10 @@ class FakePipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         self.raced.append((problem, list(built)))
-        race = Race(list(built), keep=keep)
+        race = Race(list(built), keep=keep, history=history)
         for _ in range(12):
             race.add({name: self.time_us(problem, name) for name in race.running})
         return race.results(), self.interrupt
@@ -137,10 +143,11 @@ def run_search(
     )
 
 
-def candidates_of(problem: Problem, top_k: int = 3) -> list[Candidate]:
-    """The pool of a problem's class when all three are tuned."""
-    pools = class_pools.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
-    return pools[class_pools.class_of(problem)]
+def candidates_of(
+    problem: Problem, tuned: Sequence[Problem] = (SHORT, LONG, WIDE)
+) -> list[Candidate]:
+    """The pool of a problem's class when all three are tuned, or some."""
+    return class_pools.pools(tuned, POLICY, top_k=3)[class_pools.class_of(problem)]
 
 
 def session_of(

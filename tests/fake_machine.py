@@ -64,14 +64,17 @@ class FakeSweepPipeline(FakePipeline):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         with self._lock:
             self._building += 1
         time.sleep(self.build_seconds)
         with self._lock:
             self._building -= 1
-            return super().build(kernels, progress)
+            return super().build(kernels, progress, stop)
 
     def measure(self, *arguments: Any, **options: Any) -> tuple[list[Timing], bool]:
         self.raced_while_building += self._building > 0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import CompilerReport
-from attention_autotuner.core.outcome import Ok, Outcome
+from attention_autotuner.core.outcome import Ok, Outcome, Postponed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
-from attention_autotuner.tuning.racing import Race, Timing
+from attention_autotuner.tuning.racing import History, Race, Timing
 
 GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0")
 
@@ -46,6 +46,8 @@ class FakePipeline:
     """A pipeline whose outcomes and times follow rules; it records the requests."""
 
     environment: Environment = GPU
+    gpu_id: str = "GPU-0"
+    deadline: float = 0.0
     gpu: bool = True
     time_us: Callable[[str], float] = lambda name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
@@ -65,12 +67,18 @@ class FakePipeline:
     steps: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         if self.interrupt_in == "build":
             raise KeyboardInterrupt
         results: list[Built | Outcome] = []
         for index, kernel in enumerate(kernels, start=1):
+            if stop():
+                results.append(Postponed(reason="the budget ended before it was compiled"))
+                continue
             progress(index, len(kernels), kernel.name)
             self.built.append(kernel.name)
             failure = self.build_outcome(kernel.name)
@@ -100,17 +108,18 @@ class FakePipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         self.measured += built
         self.problems.append(problem)
         self.budget_seconds = budget_seconds
-        race = Race(list(built), keep=keep)
+        race = Race(list(built), keep=keep, history=history)
         for name in built:
             failure = self.timing_outcome(name)
             if failure is not None:
                 race.fail(name, failure)
         for _ in range(6):
-            if race.running:
+            if race.running and not race.settled(min_rounds=6):
                 race.add({name: self.time_us(name) for name in race.running})
                 on_round(race.rounds, race.running)
         return race.results(), self.interrupt_in == "measure"

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from attention_autotuner.core.outcome import Crashed, LaunchFailed, Outcome
+from attention_autotuner.core.outcome import Crashed, LaunchFailed, Ok, Outcome, Proof
 from attention_autotuner.tuning.rounds import FaultError
 
 REFUSED = 7  # no such device
@@ -32,6 +32,13 @@ class Tasks:
 
     def echo(self, value: object) -> object:
         return value
+
+    def proven(self, checks: list[str]) -> Outcome:
+        ratios = {"o": 0.5}
+        proof = Proof(
+            verifier="v", gpu_name="g", checks=(*checks,), repeats=2, same_bits=True, ratios=ratios
+        )
+        return Ok(proof=proof)
 
     def fail(self, *, known: bool) -> None:
         if known:

@@ -14,6 +14,7 @@ BEGIN, END = "<!-- results -->", "<!-- /results -->"
 WORDS = json.loads(Path(__file__).with_name("readme.json").read_text(encoding="utf-8"))
 SUBJECTS, CAPTIONS = WORDS["subjects"], WORDS["captions"]  # suites in the order of the table
 ENGLISH, CHINESE = WORDS["english"], WORDS["chinese"]
+APART = ("head_dims", "decode")  # suites whose baselines stand beside those of the operation's grid
 HEADINGS = ("operation", "direction", "compared with", "shapes", "geometric mean", "least")
 
 
@@ -29,7 +30,7 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
     """
     rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for suite, document in ((suite, documents[suite]) for suite in SUBJECTS if suite in documents):
-        operation = suite if suite == "decode" else SUBJECTS[suite].partition(",")[0]
+        operation = suite if suite in APART else SUBJECTS[suite].partition(",")[0]
         for name, figures in document["summary"].items():
             baseline, _, mode = name.partition(" ")
             title = document["baselines"].get(baseline)

@@ -13,7 +13,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import errors, settings
     from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
-    from .serving.dispatch import tune, tune_step
+    from .serving.searching import tune, tune_step
     from .tuning.functions import autotune, tune_together
 
 __all__ = [
@@ -36,8 +36,8 @@ _MODULES = (
     "settings",
 )  # the others are names in a module: of the calls, or of the searches
 _PLACES = {
-    "tune": "serving.dispatch",
-    "tune_step": "serving.dispatch",
+    "tune": "serving.searching",
+    "tune_step": "serving.searching",
     "autotune": "tuning.functions",
     "tune_together": "tuning.functions",
 }

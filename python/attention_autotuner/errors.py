@@ -19,6 +19,10 @@ class UnsupportedArgumentError(UnsupportedProblemError, TypeError):
     """An argument that the function does not have, or that has no business in its place; the message names both."""
 
 
+class UnknownCandidateError(UnsupportedProblemError):
+    """The ``config`` of a call names no candidate of its problem; the message lists names near it."""
+
+
 class UnsupportedArchitectureError(AttentionAutotunerError, RuntimeError):
     """The requested architecture is unknown, or the present GPU cannot run kernels made for it."""
 
@@ -45,6 +49,10 @@ class BuildError(AttentionAutotunerError, RuntimeError):
 
 class StoreError(AttentionAutotunerError, RuntimeError):
     """The kernel cache folder cannot be created, written or trusted."""
+
+
+class LeaseError(StoreError):
+    """Another process holds a lease for longer than one is waited for."""
 
 
 class BundleError(AttentionAutotunerError, ValueError):

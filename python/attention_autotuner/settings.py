@@ -58,6 +58,8 @@ class Settings:
     budget_seconds: float | None = None
     always_tune: bool = False
     strict_versions: bool = False
+    strict_proof: bool = False
+    strict_kernels: bool = False
     log_level: LogLevel = "warning"
     print_tuning: bool = False
     in_process: bool = False
@@ -174,12 +176,30 @@ TABLE: tuple[Setting, ...] = (
         "unlimited",
         "Wall time after which a search stops and keeps the best so far.",
     ),
-    _switch("ALWAYS_TUNE", "A search ignores the record of an earlier one."),
+    _switch(
+        "ALWAYS_TUNE",
+        "A search ignores the record of an earlier one; where mode is tune, a call searches once a process, whatever "
+        "serves.",
+    ),
     _switch(
         "STRICT_VERSIONS",
         "A record made with another compiler or driver is a miss, not served with a mark.",
     ),
-    _choice("LOG_LEVEL", LogLevel, "warning", "Level of the logger `attention_autotuner`."),
+    _switch(
+        "STRICT_PROOF",
+        "A measured pick of whose verification no proof was kept is a miss, not served with a mark.",
+    ),
+    _switch(
+        "STRICT_KERNELS",
+        "A call whose kernel can be neither built nor loaded is an error, not served by the PyTorch reference.",
+    ),
+    _choice(
+        "LOG_LEVEL",
+        LogLevel,
+        "warning",
+        "Level of the logger `attention_autotuner`: builds and results of searches are `info`, their steps and what "
+        "serves a call `debug`.",
+    ),
     _switch("PRINT", "A search prints its progress and its ranked table to stderr."),
     _switch(
         "IN_PROCESS",

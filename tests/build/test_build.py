@@ -3,8 +3,6 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +19,8 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain, find_disassembler, find_toolchain
 from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
-from attention_autotuner.errors import StoreError, ToolchainError
+from attention_autotuner.core.outcome import BuildFailed, Outcome
+from attention_autotuner.errors import ToolchainError
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 
 pytestmark = pytest.mark.build
@@ -321,106 +319,6 @@ def test_the_flags_in_the_identity_are_those_of_the_command(
 def test_a_target_that_is_none(arch: str) -> None:
     with pytest.raises(ValueError, match="arch"):
         BuildTarget(arch=arch)
-
-
-@pytest.fixture
-def wrapped(toolchain: Toolchain, tmp_path: Path) -> Callable[[str], Toolchain]:
-    """A compiler that does something else first when the source says MARK; `$source` is its path."""
-
-    def make(action: str) -> Toolchain:
-        wrapper = tmp_path / "nvcc"
-        wrapper.write_text(
-            '#!/bin/sh\nfor source in "$@"; do case "$source" in */k[0-9]*.cu)\n'
-            f'  if grep -q MARK "$source"; then {action}; fi;;\nesac; done\n'
-            f'exec {toolchain.nvcc} "$@"\n'
-        )
-        wrapper.chmod(0o755)
-        return replace(toolchain, nvcc=wrapper)
-
-    return make
-
-
-def test_a_killed_compiler_is_out_of_memory_and_tried_once_more_alone(
-    tmp_path: Path, wrapped: Callable[[str], Toolchain]
-) -> None:
-    store, count = Store(tmp_path / "cache"), tmp_path / "count"
-    kernels = [_trivial("one", "MARK"), _trivial("two")]
-    killed = wrapped(f"echo >> {count}; kill -9 $$")
-    results = build(kernels, TARGET, toolchain=killed, store=store, jobs=2)
-    assert _kinds(results) == ["out_of_memory", "artifact"]
-    assert isinstance(results[0], OutOfMemory)
-    assert "ATTENTION_AUTOTUNER_JOBS" in results[0].reason
-    assert len(count.read_text()) == 2
-    # It is not remembered: with memory it compiles.
-    assert store.get(kernels[0], TARGET, killed) is None
-    rescued = wrapped(f"test $(wc -l < {count}) -eq 3 || {{ echo >> {count}; kill -9 $$; }}")
-    (first, _) = build(kernels, TARGET, toolchain=rescued, store=store, jobs=2)
-    assert isinstance(first, OutOfMemory)  # a single miss has no company to shed
-    (first, _) = build(kernels, TARGET, toolchain=rescued, store=store, jobs=2)
-    assert isinstance(first, Artifact)
-
-
-def test_a_time_limit_ends_one_kernel_alone(
-    tmp_path: Path, wrapped: Callable[[str], Toolchain]
-) -> None:
-    store = Store(tmp_path / "cache")
-    kernels = [_trivial("one", "MARK"), _trivial("two")]
-    results = build(
-        kernels, TARGET, toolchain=wrapped("sleep 600"), store=store, timeout_seconds=10, jobs=2
-    )
-    assert _kinds(results) == ["timed_out", "artifact"]
-    assert isinstance(results[0], TimedOut)
-    assert "10 s" in results[0].reason
-    assert [entry.state for entry in store.ls()] == ["built"]
-
-
-def test_a_crash_of_the_compiler_is_a_failed_build(
-    tmp_path: Path, wrapped: Callable[[str], Toolchain]
-) -> None:
-    store, crashing = Store(tmp_path / "cache"), wrapped("kill -SEGV $$")
-    kernels = [_trivial("one", "MARK"), _trivial("two")]
-    results = build(kernels, TARGET, toolchain=crashing, store=store, jobs=2)
-    assert _kinds(results) == ["build_failed", "artifact"]
-    assert "SIGSEGV" in getattr(results[0], "reason", "")
-    assert store.get(kernels[0], TARGET, crashing) == results[0]  # until the compiler is another
-
-
-def test_a_full_disk_is_the_stores_trouble(
-    tmp_path: Path, wrapped: Callable[[str], Toolchain]
-) -> None:
-    store = Store(tmp_path / "cache")
-    full = wrapped("echo 'fatal error: k.o: No space left on device'; exit 1")
-    with pytest.raises(StoreError, match="ENOSPC") as caught:
-        build([_trivial("one", "MARK")], TARGET, toolchain=full, store=store)
-    assert str(store.root) in str(caught.value)
-    assert store.ls() == []
-    assert not list((store.root / "staging").iterdir())
-
-
-def test_an_interrupt_keeps_what_is_built_and_leaves_nothing_running(
-    tmp_path: Path, wrapped: Callable[[str], Toolchain]
-) -> None:
-    store, started = Store(tmp_path / "cache"), tmp_path / "started"
-    kernels = [_trivial("one"), _trivial("two", "MARK")]
-    slow = wrapped(f"echo $$ > {started}; sleep 600")
-
-    def interrupt(done: int, total: int, name: str, seconds: float) -> None:
-        deadline = time.monotonic() + 20
-        while not started.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        # One job: the first is published while the second compiles.
-        build(kernels, TARGET, toolchain=slow, store=store, jobs=1, progress=interrupt)
-    assert [entry.name for entry in store.ls()] == ["one"]
-    assert not list((store.root / "staging").iterdir())
-    compiler = Path(f"/proc/{started.read_text().strip()}")
-    deadline = time.monotonic() + 10
-    while compiler.exists():
-        assert time.monotonic() < deadline, "the compiler still runs"
-        time.sleep(0.05)
 
 
 def test_tools_that_are_gone(tmp_path: Path, toolchain: Toolchain) -> None:

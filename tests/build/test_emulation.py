@@ -14,7 +14,7 @@ from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionFo
 from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.serving.loader import LoadedKernel
 from tests.emulation.build import build
-from tests.emulation.check import RUNS, check, growing_scores, scaled
+from tests.emulation.check import GROWING, RUNS, check, scaled
 
 pytestmark = pytest.mark.build
 
@@ -117,9 +117,9 @@ def test_attention_forward_is_right(
     emulated: LoadedKernel, sign: float, runs: list[tuple[str, int]]
 ) -> None:
     def adjusted(inputs: Inputs) -> tuple[Inputs, Inputs]:
-        return scaled(growing_scores(inputs)[0], sign=sign)
+        return scaled(inputs, sign=sign)
 
-    outcome = check(emulated, [CAUSAL, ODD], runs, adjust=adjusted)
+    outcome = check(emulated, [CAUSAL, ODD], runs, adjust=adjusted, ways=GROWING)
     assert outcome.ok, outcome.reason
 
 
@@ -134,7 +134,7 @@ def test_attention_forward_is_right(
 )
 def test_main_loops_are_right(builds: Path, knobs: dict[str, Any]) -> None:
     kernel = build(candidate(**knobs), builds / str(knobs["mainloop"]))
-    outcome = check(kernel, [CAUSAL, ODD], adjust=growing_scores)
+    outcome = check(kernel, [CAUSAL, ODD], ways=GROWING)
     assert outcome.ok, outcome.reason
 
 
@@ -142,6 +142,6 @@ def test_main_loops_are_right(builds: Path, knobs: dict[str, Any]) -> None:
 def test_mistakes_are_caught(
     emulated: LoadedKernel, mutant: str, policy: str, message: str
 ) -> None:
-    outcome = check(emulated, [CAUSAL], [(policy, 1)], adjust=growing_scores, mutant=mutant)
+    outcome = check(emulated, [CAUSAL], [(policy, 1)], ways=GROWING, mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
     assert message in outcome.reason

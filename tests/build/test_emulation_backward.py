@@ -28,8 +28,8 @@ MUTANTS = {
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
     "shares_not_waited_for": (
         MAINLOOP,
-        "issue_dq(index);\n      warpgroup_wait<0>();\n      add_dq(before);",
-        "issue_dq(index); add_dq(before); warpgroup_wait<0>();",
+        "issue_dq(index);\n      warpgroup_wait<0>();\n      add_dq(index, before);",
+        "issue_dq(index); add_dq(index, before); warpgroup_wait<0>();",
     ),
     "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now);", ""),
 }
@@ -81,13 +81,13 @@ VARIANTS = [
         (48, 64),
         decomposition="fused",
         keys=item("both_ahead", first_stages=3),
-        dq_share=DqShareSm90(dq_by="own", ordered=True),
+        dq_share=DqShareSm90(dq_by="own", dq_add="ordered"),
     ),
     candidate(
         (64, 64),
         decomposition="fused",
         keys=item("serial", 128, second_stages=1),
-        dq_share=DqShareSm90(dq_by="keys", ds_stages=1, ordered=True),
+        dq_share=DqShareSm90(dq_by="keys", ds_stages=1, dq_add="ordered"),
     ),
     candidate(
         (80, 96), decomposition="two_pass", keys=item("scores_ahead", 80), dq=item("both_ahead", 96)

@@ -18,7 +18,6 @@ from attention_autotuner.kernels.attention_forward_sm90.rules import (
 )
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests import unverified
 from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
@@ -89,13 +88,12 @@ def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
 
 def test_masks_are_counted_alike(tmp_path: Path) -> None:
     masked = Problem(op="retnet", mask="explicit", causal=True)
-    with unverified.offered():
-        candidates = [
-            candidate
-            for dims in ((16, 16), (64, 64), (128, 128), (256, 512), (96, 304))
-            for candidate in H100().legal(replace(masked, dim_qk=dims[0], dim_v=dims[1]))
-            if candidate.kernel == PLAIN.kernel
-        ]
+    candidates = [
+        candidate
+        for dims in ((16, 16), (64, 64), (128, 128), (256, 512), (96, 304))
+        for candidate in H100().legal(replace(masked, dim_qk=dims[0], dim_v=dims[1]))
+        if candidate.kernel == PLAIN.kernel
+    ]
     assert {shape_of(candidate).knobs.v_slices for candidate in candidates} == {1, 2}
     assert printed(tmp_path, candidates) == counted(candidates)
     fragments = [shape_of(candidate).fragment_registers for candidate in candidates]
@@ -103,14 +101,13 @@ def test_masks_are_counted_alike(tmp_path: Path) -> None:
 
 
 def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
-    with unverified.offered():
-        candidates = [
-            candidate
-            for dims in DIMS
-            for problem in (Problem(), Problem(heads_kv=4, seqlen_q=1), Problem(seqlen_q=128))
-            for candidate in H100().legal(replace(problem, dim_qk=dims[0], dim_v=dims[1]))
-            if candidate.family == "sm90"
-        ]
+    candidates = [
+        candidate
+        for dims in DIMS
+        for problem in (Problem(), Problem(heads_kv=4, seqlen_q=1), Problem(seqlen_q=128))
+        for candidate in H100().legal(replace(problem, dim_qk=dims[0], dim_v=dims[1]))
+        if candidate.family == "sm90"
+    ]
     candidates = list(dict.fromkeys(candidate.compiled for candidate in candidates))
     assert len(candidates) > 100
     assert {shape_of(candidate).knobs.warpgroups for candidate in candidates} == {1, 2, 3, 4}

@@ -20,7 +20,6 @@ from attention_autotuner.kernels.attention_backward_sm90.resources import shapes
 from attention_autotuner.kernels.attention_backward_sm90.rules import BACKWARD_PASS_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests import unverified
 from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
@@ -82,13 +81,12 @@ def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
 
 
 def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
-    with unverified.offered():
-        candidates = [
-            candidate
-            for qk, v in DIMS
-            for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v))
-            if candidate.family == "sm90"
-        ]
+    candidates = [
+        candidate
+        for qk, v in DIMS
+        for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v))
+        if candidate.family == "sm90"
+    ]
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert len(passes) > 100
     assert printed(tmp_path, candidates) == counted(candidates)

@@ -18,7 +18,6 @@ from attention_autotuner.kernels.chunks_sm90.resources import shape_of
 from attention_autotuner.kernels.chunks_sm90.rules import CHUNK_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests import unverified
 from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
@@ -131,24 +130,23 @@ def test_every_rule_of_the_gradients_has_its_static_assert(tmp_path: Path) -> No
 
 
 def test_shared_memory_and_registers_of_the_gradients_are_counted_alike(tmp_path: Path) -> None:
-    with unverified.offered():
-        candidates = [
-            selected
-            for dims in ((64, 64), (96, 80), (128, 256), (192, 128), (256, 256), (16, 48))
-            for selected in H100().legal(
-                Problem(
-                    op="retention",
-                    direction="backward",
-                    causal=True,
-                    batch=8,
-                    heads_q=64,
-                    heads_kv=64,
-                    dim_qk=dims[0],
-                    dim_v=dims[1],
-                )
+    candidates = [
+        selected
+        for dims in ((64, 64), (96, 80), (128, 256), (192, 128), (256, 256), (16, 48))
+        for selected in H100().legal(
+            Problem(
+                op="retention",
+                direction="backward",
+                causal=True,
+                batch=8,
+                heads_q=64,
+                heads_kv=64,
+                dim_qk=dims[0],
+                dim_v=dims[1],
             )
-            if selected.family == "sm90"
-        ]
+        )
+        if selected.family == "sm90"
+    ]
     assert len(candidates) > 20
     assert printed(tmp_path, candidates) == counted(candidates)
     shapes = [shape for selected in candidates for shape in shapes_of(selected).values()]

@@ -28,7 +28,6 @@ from attention_autotuner.kernels.registry import KERNELS, kernel_of
 from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowPass
 from attention_autotuner.kernels.scores_forward_sm80 import resources as scores_forward
 from attention_autotuner.operations.params import workspace_bytes
-from tests import unverified
 from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, retention
 from tests.cpp_mirror import compile_host
 
@@ -81,11 +80,10 @@ def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
 
 
 GRADIENTS = "dq dk dv"
-with unverified.offered():
-    SOFTMAX = sm90()
-    FUSED = sm90(direction="backward")
-    TWO_PASS = sm90(direction="backward", deterministic=True)
-    RETENTION_BACKWARD = sm90(op="retention", causal=True, direction="backward")
+SOFTMAX = sm90()
+FUSED = sm90(direction="backward")
+TWO_PASS = sm90(direction="backward", deterministic=True)
+RETENTION_BACKWARD = sm90(op="retention", causal=True, direction="backward")
 SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
 GRADIENTS_SM90 = [
@@ -112,7 +110,7 @@ ON_HOST = [
         replace(
             FUSED,
             knobs=replace(
-                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, ordered=True)
+                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, dq_add="ordered")
             ),
             padded_dim_qk=dim,
         )

@@ -11,6 +11,7 @@ import torch
 
 from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.attention.inputs import AttentionForward
 from attention_autotuner.operations.bindings import Binding, Reference, ways_of
 from attention_autotuner.operations.shared.tensors import Inputs, Shapes
 from attention_autotuner.serving.loader import LoadedKernel
@@ -21,16 +22,11 @@ from .build import configure
 RUNS: tuple[tuple[str, int], ...] = (("lazy", 0), ("eager", 0), ("random", 1))
 """Policies and seeds of the machine."""
 
+GROWING = (AttentionForward(growing=True),)
+"""The way to call attention that meets new maxima to the end of a loop."""
+
 Adjust = Callable[[Inputs], tuple[Inputs, Inputs]]
 """From inputs to those of the launch and those of the reference."""
-
-
-def growing_scores(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """Keys that are the greater the further ahead: a loop from the last key to the first meets new maxima."""
-    length = inputs.k.shape[-2]
-    factors = torch.linspace(8.0, 0.1, length, dtype=inputs.k.dtype)[:, None]
-    grown = replace(inputs, tensors={**inputs.tensors, "k": inputs.k * factors})
-    return grown, grown
 
 
 def scaled(inputs: Inputs, *, sign: float) -> tuple[Inputs, Inputs]:
@@ -63,8 +59,10 @@ class _AdjustedWay:
         return self._way.references(problem, self._referenced)
 
 
-def _adjusted_ways(problem: Problem, adjust: Adjust) -> tuple[_AdjustedWay, ...]:
-    return tuple(_AdjustedWay(way, adjust) for way in ways_of(problem))
+def _adjusted_ways(
+    problem: Problem, adjust: Adjust, ways: tuple[Binding, ...]
+) -> tuple[_AdjustedWay, ...]:
+    return tuple(_AdjustedWay(way, adjust) for way in ways or ways_of(problem))
 
 
 def check(
@@ -73,14 +71,18 @@ def check(
     runs: Iterable[tuple[str, int]] = RUNS,
     *,
     adjust: Adjust = lambda inputs: (inputs, inputs),
+    ways: tuple[Binding, ...] = (),
     deterministic: bool = True,
     mutant: str = "",
 ) -> Outcome:
-    """Verify a kernel for problems, each under every policy; the first outcome that is not Ok, or Ok."""
-    ways = partial(_adjusted_ways, adjust=adjust)
+    """Verify a kernel for problems, each under every policy; the first outcome that is not Ok, or Ok.
+
+    It is called in the ways given, or in those of its operation.
+    """
+    adjusted = partial(_adjusted_ways, adjust=adjust, ways=ways)
     for policy, seed in runs:
         configure(kernel, policy, seed, mutant=mutant)
-        with mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=ways):
+        with mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=adjusted):
             outcome = verify.verify(
                 problems[0],
                 kernel,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from attention_autotuner import settings
 from attention_autotuner.arch import detect
 from tests.gpu import smoke
 from tests.numerics.kernel_pool import KernelPool, needed
@@ -26,6 +29,14 @@ def pool(request: pytest.FixtureRequest) -> KernelPool:
     request.config.stash[KERNEL_POOL] = kernels
     kernels.build(needed(request.session.items, kernels.present))
     return kernels
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_alone() -> Iterator[None]:
+    """Let no call be served by the reference that it is held against, in processes that tests start neither."""
+    with pytest.MonkeyPatch.context() as environment, settings.override(strict_kernels=True):
+        environment.setenv(settings.PREFIX + "STRICT_KERNELS", "1")
+        yield
 
 
 @pytest.fixture

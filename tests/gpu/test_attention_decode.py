@@ -10,7 +10,6 @@ import torch
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from tests import unverified
 from tests.numerics import harness
 from tests.numerics.cases import Case
 from tests.numerics.kernel_pool import KernelPool
@@ -38,8 +37,7 @@ def test_split_counts(pool: KernelPool, name: str, device: torch.device) -> None
     if torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("needs compute capability 9.0")
     problem = DECODING[name]
-    with unverified.offered():
-        default: Candidate = H100().default(problem)
+    default: Candidate = H100().default(problem)
     assert default.kernel == "attention_forward_sm90"
     for splits in (1, 2, 3, 7, 40):
         candidate = default.launched({"splits": splits})

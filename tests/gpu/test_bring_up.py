@@ -107,7 +107,7 @@ def test_the_sweep_is_measured_and_never_loses_to_the_default(run: Run) -> None:
 
 def test_written_files_are_read_again(run: Run) -> None:
     files = run.result.files
-    written = {path.name for path in run.output.iterdir() if path.suffix != ".lock"}
+    written = {path.name for path in run.output.iterdir()}
     assert written == {path.name for path in files.values()}
     assert measured_specs.read(files["spec"]) == run.result.measured
     _header, *picks = files["picks"].read_text().splitlines()

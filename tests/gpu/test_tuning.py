@@ -11,7 +11,10 @@ import torch
 
 from attention_autotuner import flash_attn_func, settings, tune
 from attention_autotuner.arch import detect
+from attention_autotuner.cli import main
+from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.errors import UnknownCandidateError
 from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving import dispatch, picks
 from attention_autotuner.tuning.progress import Event
@@ -60,7 +63,32 @@ def test_the_next_dispatch_serves_the_tuned_pick() -> None:
     kernel = dispatch.kernel_for(PROBLEM, policy, device=0, must_be_warm=True)
     assert kernel.info.name == result.pick.name
 
+    for config in (result.default.name, result.pick.config):
+        pinned = flash_attn_func(q, k, v, causal=True, config=config)
+        assert check(pinned, ref, low, bands).reason == ""
+    with pytest.raises(UnknownCandidateError, match="near it"):
+        flash_attn_func(q, k, v, causal=True, config=f"{result.pick.name}0")
+
     phases: list[Event] = []
     again = tune(PROBLEM, top_k=1, confirm=False, listener=phases.append)
     assert (again.status, again.pick) == ("recorded", result.pick)
     assert {event.phase for event in phases} == {"rank"}
+
+
+def test_what_is_tuned_has_a_proof_and_what_has_none_gets_one() -> None:
+    result = tune(PROBLEM, top_k=1, confirm=False)
+    assert result.record is not None
+    proof = result.record.picked.proof
+    assert proof is not None
+    assert proof.gpu_name == torch.cuda.get_device_name()
+    assert set(proof.ratios) == {"o", "lse"}
+    assert proof.largest <= 1.0
+    assert any("with scores that grow" in done for done in proof.checks)
+    store = RecordStore(settings.current().cache_dir / "records")
+    bare = [replace(entry, outcome=Ok()) for entry in result.record.entries]
+    store.put(replace(result.record, entries=tuple(bare)))
+    assert main(["records", "prove", "--all"]) == 0
+    ((_, record),) = store.records()
+    assert all(entry.proof is not None for entry in record.entries if entry.measurement)
+    with settings.override(strict_proof=True):
+        assert dispatch.lookup(PROBLEM, detect()).layer == "record"

@@ -152,8 +152,7 @@ class Case:
         # The order of a default kernel's tiles follows the problem's mask; all orders must serve all masks. Its family
         # may follow the number of queries.
         causal = (p.padded_dim_qk + p.padded_dim_v) % 48 == 32
-        sizes = FILLING if p.direction == "forward" else {}
-        return policy.default(replace(p, causal=causal, causal_alignment="bottom_right", **sizes))
+        return policy.default(replace(p, causal=causal, causal_alignment="bottom_right", **FILLING))
 
 
 def padded(dims: Dims) -> Dims:

@@ -145,8 +145,11 @@ def _values(candidate: Candidate) -> set[tuple[str, object]]:
     shown: set[tuple[str, object]] = {
         (field, getattr(candidate, field)) for field in ("copy_bytes", "dtype")
     }
-    if candidate.direction == "forward" and candidate.family == "sm90":
-        return shown | {(f"sm90.{knob}", value) for knob, value in asdict(candidate.knobs).items()}
+    if candidate.family == "sm90":
+        for name, value in asdict(candidate.knobs).items():
+            fields = value if isinstance(value, dict) else {"": value}
+            shown |= {(f"sm90.{name}.{field}", knob) for field, knob in fields.items()}
+        return shown
     if candidate.direction == "forward":
         shown |= {(knob, getattr(candidate.knobs, knob)) for knob in KNOBS}
         return shown | {("k_sliced", candidate.knobs.k_slice < candidate.padded_dim_qk)}

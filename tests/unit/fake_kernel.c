@@ -173,7 +173,11 @@ static void attend(Params const* p, int b, int h, int i) {
     for (int d = 0; d < p->dim_qk; ++d) s += (float)q[d] * (float)k[d];
     s *= p->softmax_scale;
     float const next = fmaxf(largest, s), keep = expf(largest - next), weight = expf(s - next);
+#ifdef FORGETS_JUMPS
+    sum = (largest != -INFINITY && next - largest > 6 ? sum : sum * keep) + weight;
+#else
     sum = sum * keep + weight;
+#endif
     for (int d = 0; d < p->dim_v; ++d) accumulated[d] = accumulated[d] * keep + weight * (float)v[d];
     largest = next;
   }

@@ -1,4 +1,4 @@
-"""The cost model of backward candidates."""
+"""The cost model of backward candidates of family sm80."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.candidates import KEYS, ROWS, backward
 
 SPEC = H100().spec
+SM80 = (8, 0)  # a capability that runs no other family
 PROBLEM = Problem(direction="backward")
 # Kernel names as nvcc 13.0 mangles them.
 CONFIG = "IN37_GLOBAL__N__7a84b705_5_k1_cu_7e424e306ConfigE"
@@ -148,14 +149,14 @@ def test_an_estimate_is_the_sum_of_kernels_and_edges() -> None:
 def test_no_prediction_beats_the_tensor_cores(policy: A100 | H100 | RTX4090) -> None:
     spec = policy.spec
     rate = spec.mma_flops_per_clk_per_sm * spec.num_sms * spec.sm_clock_mhz
-    for selected in policy.legal(PROBLEM)[::29]:
+    for selected in policy.on(SM80).legal(PROBLEM)[::29]:
         assert estimate(PROBLEM, selected, spec).us >= products(selected) / rate * 0.999
 
 
 def test_levels_are_of_the_kernels_speed() -> None:
     # FlashAttention-2's published backward runs at about half of the tensor cores' rate on these GPUs.
     for spec in (SPEC, H200_SPEC, A100().spec):
-        best = rank(PROBLEM, H100(spec).legal(PROBLEM), spec)[0][1]
+        best = rank(PROBLEM, H100(spec).on(SM80).legal(PROBLEM), spec)[0][1]
         peak = spec.mma_flops_per_clk_per_sm * spec.num_sms * spec.sm_clock_mhz
         assert 0.5 <= PROBLEM.flops / best.us / peak <= 0.9
 
@@ -163,7 +164,7 @@ def test_levels_are_of_the_kernels_speed() -> None:
 def test_fused_leads_and_splitting_comes_last() -> None:
     for causal in (False, True):
         problem = replace(PROBLEM, causal=causal)
-        ranked = rank(problem, H100().legal(problem), SPEC)
+        ranked = rank(problem, H100().on(SM80).legal(problem), SPEC)
         best = {
             plan: next(
                 prediction.us for selected, prediction in ranked if selected.knobs.plan == plan
@@ -218,7 +219,7 @@ def test_a_report_speaks_of_each_pass() -> None:
 
 def test_thousands_of_candidates_are_ranked_in_a_second_or_two() -> None:
     problem = replace(PROBLEM, causal=True, dim_qk=64, dim_v=64, seqlen_q=5000, seqlen_k=5000)
-    candidates = H100().legal(problem)
+    candidates = H100().on(SM80).legal(problem)
     start = time.process_time()
     rank(problem, candidates, SPEC)
     assert time.process_time() - start < 0.8 * max(1.0, len(candidates) / 1000)
@@ -227,8 +228,8 @@ def test_thousands_of_candidates_are_ranked_in_a_second_or_two() -> None:
 def test_a_shortlist_does_not_spend_itself_on_one_main_pass() -> None:
     for deterministic in (False, True):
         problem = replace(PROBLEM, deterministic=deterministic)
-        ranked = rank(problem, H100().legal(problem), SPEC)
-        default = H100().default(problem)
+        ranked = rank(problem, H100().on(SM80).legal(problem), SPEC)
+        default = H100().on(SM80).default(problem)
         chosen = [selected for selected, _ in shortlist(ranked, default, 8)]
         assert chosen[0] == default
         assert len(chosen) == len(set(chosen)) == 9

@@ -1,4 +1,4 @@
-"""The candidates of backward problems, and the resources of their passes."""
+"""The candidates of backward problems of family sm80, and the resources of their passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from attention_autotuner.arch import Rejection, resolve
+from attention_autotuner.arch import Policy, Rejection, resolve
 from attention_autotuner.arch.occupancy import least_registers, register_cap
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
@@ -31,9 +31,14 @@ def problem(dim_qk: int, dim_v: int, *, deterministic: bool = False) -> Problem:
     return Problem(direction="backward", dim_qk=dim_qk, dim_v=dim_v, deterministic=deterministic)
 
 
+def resolved(policy: str) -> Policy:
+    """A policy with family sm80 alone."""
+    return resolve(policy).on((8, 0))
+
+
 @functools.cache
 def offered(policy: str, dim_qk: int, dim_v: int) -> tuple[Candidate | Rejection, ...]:
-    return tuple(resolve(policy).candidates(problem(dim_qk, dim_v)))
+    return tuple(resolved(policy).candidates(problem(dim_qk, dim_v)))
 
 
 def legal(policy: str, dim_qk: int, dim_v: int) -> list[Candidate]:
@@ -54,7 +59,7 @@ def repeated_work(candidate: Candidate) -> float:
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_class_pair_has_a_legal_default(name: str, deterministic: bool) -> None:
-    policy = resolve(name)
+    policy = resolved(name)
     for dim_qk, dim_v in itertools.product(range(16, 257, 16), range(16, 513, 16)):
         asked = problem(dim_qk, dim_v, deterministic=deterministic)
         chosen = policy.default(asked)
@@ -69,7 +74,7 @@ def test_defaults_are_among_what_is_offered(name: str) -> None:
     for dims in DIMS:
         for deterministic in (False, True):
             asked = problem(*dims, deterministic=deterministic)
-            assert resolve(name).default(asked) in resolve(name).legal(asked)
+            assert resolved(name).default(asked) in resolved(name).legal(asked)
 
 
 def test_the_widest_heads_fit_99_kib_by_splitting() -> None:
@@ -104,7 +109,7 @@ def test_candidates_are_legal_distinct_and_few_enough_to_rank(
     assert len({selected.name for selected in chosen}) == len(chosen)
     spec = resolve(name).spec
     assert all(check(selected, spec) is None for selected in chosen)
-    assert offered(name, *dims) == tuple(resolve(name).candidates(problem(*dims)))
+    assert offered(name, *dims) == tuple(resolved(name).candidates(problem(*dims)))
 
 
 def test_all_plans_and_orders_are_offered_where_they_fit() -> None:
@@ -120,7 +125,7 @@ def test_all_plans_and_orders_are_offered_where_they_fit() -> None:
 def test_a_deterministic_problem_has_the_deterministic_part_of_the_space() -> None:
     for dims in DIMS:
         asked = problem(*dims, deterministic=True)
-        chosen = resolve("H100").legal(asked)
+        chosen = resolved("H100").legal(asked)
         assert chosen == [selected for selected in legal("H100", *dims) if selected.deterministic]
 
 

@@ -50,7 +50,7 @@ def test_problems_of_a_class_share_one_pool_and_all_is_built_at_once(tmp_path: P
 def test_the_fastest_is_recorded_unconfirmed_and_dispatch_serves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = next(c for c in candidates_of(SHORT) if c != POLICY.default(SHORT))
+    _, best, *_ = candidates_of(SHORT, [SHORT])
     pipeline = FakePipeline(time_us=lambda problem, name: 90.0 if name == best.name else 100.0)
     (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path / "records"))
     assert (record.candidate, record.confirmed) == (best, False)
@@ -63,7 +63,7 @@ def test_the_fastest_is_recorded_unconfirmed_and_dispatch_serves_it(
 
 
 def test_a_gain_below_one_percent_keeps_the_default(tmp_path: Path) -> None:
-    best = next(c for c in candidates_of(SHORT) if c != POLICY.default(SHORT))
+    _, best, *_ = candidates_of(SHORT, [SHORT])
     pipeline = FakePipeline(time_us=lambda problem, name: 99.5 if name == best.name else 100.0)
     (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path))
     assert (record.candidate, record.confirmed) == (POLICY.default(SHORT), True)
@@ -74,7 +74,7 @@ def spilling(name: str) -> CompilerReport:
 
 
 def test_failures_fall_out_with_their_reasons_and_a_spilling_default_stays(tmp_path: Path) -> None:
-    default, unbuildable, wrong, *_ = candidates_of(SHORT)
+    default, unbuildable, wrong, *_ = candidates_of(SHORT, [SHORT])
     assert default == POLICY.default(SHORT)
     pipeline = FakePipeline(
         build_outcome=lambda name: BuildFailed(reason="no") if name == unbuildable.name else None,

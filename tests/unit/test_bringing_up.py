@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import functools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,7 @@ from attention_autotuner.tuning.sweep_plan import (
     CONFIRM_START_SECONDS,
     RACE_SECONDS,
     SET_UP_SECONDS,
+    racing_seconds,
 )
 from attention_autotuner.tuning.sweeps import default_sweep, only
 from tests.devices import H200
@@ -46,8 +50,12 @@ def here(tmp_path: Path) -> Iterator[Settings]:
 
 def quicker_than_defaults(name: str) -> float:
     """Everything beats the defaults by 20 %, the lesser names by a little more."""
-    defaults = {POLICY.default(problem).name for problem in default_sweep()}
-    return 100.0 if name in defaults else 83.0 + len(name) / 1000
+    return 100.0 if name in swept_defaults() else 83.0 + len(name) / 1000
+
+
+@functools.cache
+def swept_defaults() -> set[str]:
+    return {POLICY.default(problem).name for problem in default_sweep()}
 
 
 def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Path) -> None:
@@ -76,7 +84,6 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
         "nvidia-h200.bring_up.json",
         "nvidia-h200.evidence.jsonl",
         "nvidia-h200.jsonl",
-        "nvidia-h200.lock",
         "nvidia-h200.properties.json",
         "nvidia-h200.spec.json",
     ]
@@ -266,6 +273,40 @@ def test_a_spent_budget_leaves_the_rest(here: Settings) -> None:
     assert statuses(result) == ["left"] * len(FEW)
     assert result.sweep.settled[0].reason == "the budget was spent"
     assert len(work.built) < len(set(POLICY.legal(FEW[0])))
+
+
+def test_a_budget_that_the_plan_finds_too_short_is_used_all_the_same(here: Settings) -> None:
+    budget = racing_seconds(len(FEW)) - 8.0
+    work = FakeSweepPipeline(build_seconds=0.05, time_us=quicker_than_defaults)
+    result = bring_up(FakeMachine(work=work), FEW, here, budget_seconds=budget)
+    assert statuses(result) == ["measured"] * len(FEW)
+
+
+@pytest.mark.parametrize("hanging", ["a default", "another"])
+def test_a_compiler_that_hangs_costs_its_kernel_and_no_time_beyond_the_budget(
+    here: Settings, hanging: str
+) -> None:
+    defaults = [POLICY.default(problem).name for problem in FEW]
+    hung: list[str] = []
+
+    class Hanging(FakeSweepPipeline):
+        def build(self, kernels: Any, progress: Any, stop: Any = lambda: False) -> Any:
+            (name,) = [kernel.name for kernel in kernels]
+            if (name in defaults) is (hanging == "a default") and not hung:
+                hung.append(name)
+            while name in hung and not stop():
+                time.sleep(0.01)
+            return super().build(kernels, progress, stop)
+
+    began = time.monotonic()
+    work = Hanging(time_us=quicker_than_defaults)
+    result = bring_up(FakeMachine(work=work, job_count=32), FEW, here, budget_seconds=6.0)
+    assert time.monotonic() - began < 7.0
+    assert hung[0] not in work.built
+    assert result.sweep is not None
+    left = {s.problem for s in result.sweep.settled if s.status == "left"}
+    assert left == {problem for problem in FEW if POLICY.default(problem).name == hung[0]}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("build")]
 
 
 def test_where_verifying_is_slow_fewer_kernels_race_and_all_problems_do(here: Settings) -> None:

@@ -82,6 +82,7 @@ def test_the_index_holds_what_other_readers_rely_on(bundle: Bundle) -> None:
         "gpu_name": "NVIDIA A100",
         "median_us": 12.5,
         "estimate_us": 11.0,
+        "proof": None,
     }
 
 

@@ -35,7 +35,7 @@ from tests.fake_pipeline import GPU, FakePipeline, report
 GOLDEN = REPOSITORY / "tests" / "data" / "cli"
 WIDTH = 80
 STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-PROBLEM = ["--device-type", "H100", "--dim-qk", "64", "--causal"]
+PROBLEM = ["--device-type", "A100", "--dim-qk", "64", "--causal"]
 
 COMMANDS = {
     "candidates": ["candidates", *PROBLEM, "--limit", "5"],
@@ -52,9 +52,9 @@ Capture = pytest.CaptureFixture[str]
 class Pipeline(FakePipeline):
     """Builds into the layout of the cache."""
 
-    def build(self, kernels: Sequence[Any], progress: Callable[..., None]) -> Sequence[Any]:
+    def build(self, kernels: Sequence[Any], *rest: Any) -> Sequence[Any]:
         folder = Path("/cache/kernels/kernel")
-        built: Sequence[Built | Outcome] = super().build(kernels, progress)
+        built: Sequence[Built | Outcome] = super().build(kernels, *rest)
         return [
             kernel
             if isinstance(kernel, Outcome)
@@ -106,8 +106,8 @@ CHECKS = (
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine whose compiler and GPU are fakes, so that every run prints the same."""
     records = RecordStore(tmp_path / "records")
-    names = [candidate.name for candidate in resolve("H100").legal(problem())]
-    default = resolve("H100").default(problem()).name
+    names = [candidate.name for candidate in resolve("A100").legal(problem())]
+    default = resolve("A100").default(problem()).name
     pipeline = Pipeline(
         time_us=lambda name: 430.0 if name == default else 400.0 + names.index(name) % 17,
         spills=lambda name: "_s3_" in name,
@@ -171,7 +171,7 @@ def test_full_tables_have_full_names_whatever_the_terminal(
 ) -> None:
     monkeypatch.setitem(COMMANDS, "tune", [*COMMANDS["tune"], "--full"])
     text = shown(capsys, monkeypatch, "tune", WIDTH)
-    assert resolve("H100").default(problem()).name in text
+    assert resolve("A100").default(problem()).name in text
     assert "schedule" in text
     assert "of best" in text
 
@@ -203,14 +203,14 @@ def test_a_narrow_table_breaks_names_and_paths_at_their_joints() -> None:
     ids=lambda asked: str(asked.describe()),
 )
 def test_short_names_tell_the_candidates_of_a_problem_apart(asked: Problem) -> None:
-    names = [candidate.name for candidate in resolve("H100").legal(asked)]
+    names = [candidate.name for candidate in resolve("A100").legal(asked)]
     short = set(map(short_names, names))
     assert len(short) == len(names)
     assert max(map(len, short)) < max(map(len, names)) - 25
 
 
 def test_a_short_name_chooses_its_candidate(capsys: Capture) -> None:
-    default = resolve("H100").default(problem()).name
+    default = resolve("A100").default(problem()).name
     short = short_names(f"{default} spills")
     assert short == f"{short_names(default)} spills"
     assert main(["render", *PROBLEM, "--candidate", short_names(default)]) == 0
@@ -223,7 +223,7 @@ def test_progress_of_80_columns_keeps_phase_bar_count_and_time(
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=WIDTH, color_system=None)
     monkeypatch.setattr(console, "Console", lambda **_: terminal)
-    name = resolve("H100").default(Problem(direction="backward")).name
+    name = resolve("A100").default(Problem(direction="backward")).name
     with console.progress() as show:
         show("measure", 2, 25, f"backward: {name}", best_us=12.5, seconds_left=30.0)
     lines = STYLE.sub("", stream.getvalue()).replace("\r", "\n").splitlines()

@@ -80,7 +80,6 @@ def result_of(
                 samples=20,
                 ratio_to_best=ratio,
                 error=0.001,
-                tied=False,
             ),
         )
         for candidate, ratio in ((pick, 1.0), (default, 1.1))

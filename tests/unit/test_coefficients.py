@@ -22,7 +22,6 @@ from attention_autotuner.kernels.shared.coefficients import (
     FITTED,
     Coefficients,
 )
-from tests import unverified
 from tests.candidates import forward
 
 POLICY = H100()
@@ -86,8 +85,7 @@ def grid() -> Iterator[tuple[Problem, Candidate]]:
         yield RETENTION, Candidate.of(RETENTION, knobs)
 
 
-with unverified.offered():
-    GRID = tuple(grid())
+GRID = tuple(grid())
 
 
 def estimates(coefficients: Coefficients) -> list[Estimate]:

@@ -13,17 +13,15 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
-from tests import unverified
 from tests.candidates import KEYS, ROWS, backward
 from tests.old_configs import OLD_WORDS, before_kernels_had_names, in_old_words
 from tests.record_entries import entry
 
 ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
 RETENTION = Problem(op="retention", causal=True)
-with unverified.offered():
-    SM90_ATTENTION = H100().default(ATTENTION)
-    SM90_GRADIENT = H100().default(replace(ATTENTION, direction="backward"))
-    SM90_RETENTION_BACKWARD = H100().default(replace(RETENTION, direction="backward"))
+SM90_ATTENTION = H100().default(ATTENTION)
+SM90_GRADIENT = H100().default(replace(ATTENTION, direction="backward"))
+SM90_RETENTION_BACKWARD = H100().default(replace(RETENTION, direction="backward"))
 DEFAULTS = {
     ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
     ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),

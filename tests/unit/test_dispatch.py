@@ -29,7 +29,7 @@ from attention_autotuner.errors import (
     ToolchainError,
     UnsupportedArchitectureError,
 )
-from attention_autotuner.serving import dispatch, picks, runtime
+from attention_autotuner.serving import dispatch, picks, runtime, searching
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.validity import Miss
@@ -404,7 +404,7 @@ def test_tune_makes_the_next_call_look_again() -> None:
             raise NoCandidateError("nothing")
         return "result"
 
-    tune = dispatch.invalidating(search)
+    tune = searching.invalidating(search)
     before = dispatch.generation()
     assert tune(PROBLEM, effort="none") == "result"
     assert calls == [((PROBLEM,), {"effort": "none"})]

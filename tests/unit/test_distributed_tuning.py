@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from attention_autotuner import settings
 from attention_autotuner.arch import H100
-from attention_autotuner.core.outcome import LaunchFailed, Ok, Outcome, Wrong
+from attention_autotuner.core.outcome import LaunchFailed, Ok, Outcome, Proof, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import DistributedError
 from attention_autotuner.tuning import function_search, ranks, tune
@@ -31,6 +31,11 @@ from tests.tunable_functions import bench, double, summed
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM).name
+PROVEN = Ok(
+    proof=Proof(
+        verifier="v", gpu_name="g", checks=("a",), repeats=2, same_bits=True, ratios={"o": 0.5}
+    )
+)
 
 # --- the race -------------------------------------------------------------------------------------
 
@@ -92,10 +97,10 @@ class RankPipeline(FakePipeline):
     at_verify: Callable[[], Any] = lambda: None
     built_at: tuple[float, float] = (0.0, 0.0)
 
-    def build(self, kernels: Any, progress: Any) -> Any:
+    def build(self, kernels: Any, progress: Any, stop: Any = lambda: False) -> Any:
         began = time.monotonic()
         time.sleep(0.05)
-        results = super().build(kernels, progress)
+        results = super().build(kernels, progress, stop)
         self.built_at = (began, time.monotonic())
         return results
 
@@ -117,7 +122,7 @@ def search_twice(rank: int, root: Path) -> Any:
         return 100.0 if name == DEFAULT else 70.0 + sum(map(ord, name)) % 40 + 10 * rank
 
     def checked(name: str) -> Outcome:
-        return Wrong(reason="off") if sum(map(ord, name)) % 3 == 0 and name != DEFAULT else Ok()
+        return Wrong(reason="off") if sum(map(ord, name)) % 3 == 0 and name != DEFAULT else PROVEN
 
     result, pipeline = searched(rank, root, time_us=us, verify_outcome=checked)
     again, _ = searched(rank, root)
@@ -132,6 +137,8 @@ def test_ranks_share_builds_checks_and_races_and_come_to_one_decision(tmp_path: 
     assert pick != DEFAULT
     assert again == "recorded"
     assert len(files) == 1
+    assert all(outcome.proof == PROVEN.proof for _, outcome in rows if outcome.ok)
+    assert not [*tmp_path.rglob("*.jsonl"), *tmp_path.rglob("*.lease")]
     assert built[1] <= other[4][0]  # the second took what the first had built
     both = [name for name in checked if name in other[3]]
     assert {*both} == {DEFAULT}

@@ -69,8 +69,25 @@ def kernel_log() -> Iterator[str]:
     wgmma = rate["value"] / rate["sm_clock_hz"] / sms / 2
     yield f"peaks at {mma:.0f} FMA per clock and SM here ({log['mma_sync']['tflops']:.0f} TFLOP/s"
     yield f"{mma / wgmma * 100:.0f} % of the {wgmma:.0f} that wgmma reaches"
-    mean, least = shown("attention_forward", "sdpa_flash", "forward")
-    yield f"The whole grid with version 6, tuned picks: geometric mean {mean}, least {least} "
+    by_mma = log["attention_forward_by_mma_sync"]
+    mean, least = (f"{by_mma['sdpa_flash'][figure]:.2f}" for figure in ("geometric_mean", "min"))
+    yield f"The whole grid with version 6, tuned picks: geometric mean {mean}, least {least}, and"
+    yield f"and {by_mma['sdpa_cudnn']['geometric_mean']:.2f} of cuDNN (`kernel_log.json`"
+    for suite, baselines in (
+        ("attention_forward", ("sdpa_cudnn",)),
+        ("head_dims", ("sdpa_cudnn", "flash_attn_4")),
+    ):
+        for name in baselines:
+            title = {"sdpa_cudnn": "cuDNN", "flash_attn_4": "flash-attn 4"}[name]
+            yield f"{shown(suite, name, 'forward')[0]} of {title}"
+    yield " and ".join(
+        shown("attention_forward", name, "forward")[0] for name in ("sdpa_flash", "flash_attn_4")
+    )
+    flash, cudnn, copy = (
+        shown("decode", name, "forward")[0] for name in ("sdpa_flash", "sdpa_cudnn", "copy")
+    )
+    yield f"Measured in bf16: {copy} of a copy in geometric mean"
+    yield f"Over SDPA's FlashAttention-2 {flash}, over cuDNN {cudnn}:"
     mean, least = shown("attention_backward", "sdpa_flash", "backward")
     step, least_step = shown("attention_backward", "sdpa_flash", "step")
     yield f"The whole grid, tuned picks: geometric mean {mean}, least {least}; forward and backward"

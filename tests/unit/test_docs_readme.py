@@ -97,17 +97,19 @@ def test_the_chinese_one_has_no_space_or_line_break_inside_a_sentence() -> None:
 
 
 def test_the_figures_above_are_those_of_the_results() -> None:
-    forward = summary("attention_forward", "sdpa_flash", "forward")[0]
+    baselines = ("sdpa_cudnn", "flash_attn_4", "sdpa_flash")
+    forward = [summary("attention_forward", name, "forward")[0] for name in baselines]
     backward = summary("attention_backward", "sdpa_flash", "backward")[0]
     retention = summary("retention", "fla", "forward")[0]
-    losses = [summary(f"attention_{d}", "sdpa_cudnn", d)[0] for d in ("forward", "backward")]
+    loss = summary("attention_backward", "sdpa_cudnn", "backward")[0]
+    cudnn, four, two = forward
     for sentence in (
-        f"attention {forward:.2f}x FlashAttention-2 forward and {backward:.2f}x backward",
-        f"retention {retention:.2f}x fla.",
-        f"our attention has {losses[0]:.2f} of its speed forward and {losses[1]:.2f} backward",
+        f"forward {cudnn:.2f}x cuDNN, {four:.2f}x flash-attn 4 and {two:.2f}x FlashAttention-2",
+        f"backward {backward:.2f}x FlashAttention-2; retention {retention:.2f}x fla.",
+        f"backward, where our attention has {loss:.2f} of its speed",
     ):
         assert sentence in text_of(ENGLISH)
-    expected = [f"{mean:.2f}" for mean in (forward, backward, retention, *losses)]
+    expected = [f"{mean:.2f}" for mean in (*forward, backward, retention, loss)]
     head = text_of(CHINESE).split("\n## ", 1)[0]
     assert [figure for figure in FIGURES.findall(head) if "." in figure] == expected
 

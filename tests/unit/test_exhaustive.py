@@ -21,6 +21,7 @@ from benchmarks.exhaustive import (
 )
 
 POLICY = H100()
+SM80 = POLICY.on((8, 0))
 PROBLEMS = [
     Problem(seqlen_q=n, seqlen_k=n, causal=causal) for n, causal in ((1024, False), (8192, True))
 ]
@@ -36,9 +37,9 @@ def test_the_sample_is_reproducible_and_spread_and_holds_the_models_first() -> N
     assert DEFAULTS[0] in chosen
     assert {candidate for candidate, _ in RANKED[0][:FIRST]} <= set(chosen)
     assert {candidate for candidate, _ in shortlist(RANKED[0], DEFAULTS[0], FIRST)} <= set(chosen)
-    for knob in ("block_m", "block_n", "num_threads", "num_stages"):
-        offered = {getattr(candidate.knobs, knob) for candidate, _ in RANKED[0]}
-        assert {getattr(candidate.knobs, knob) for candidate in chosen} == offered
+    for knob in ("block_m", "block_n", "num_threads", "num_stages", "mainloop", "schedule"):
+        offered = {getattr(candidate.knobs, knob, None) for candidate, _ in RANKED[0]}
+        assert {getattr(candidate.knobs, knob, None) for candidate in chosen} == offered
 
 
 def test_problems_of_one_class_share_most_of_their_builds() -> None:
@@ -98,8 +99,8 @@ def test_correlation_and_mean() -> None:
 
 def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> None:
     problem = replace(PROBLEMS[0], direction="backward")
-    ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
-    chosen = sample(ranked, POLICY.default(problem), size=48)
+    ranked = rank(problem, SM80.legal(problem), SM80.spec)
+    chosen = sample(ranked, SM80.default(problem), size=48)
     assert len(chosen) == len(set(chosen)) == 48
     offered = {candidate.knobs.plan for candidate, _ in ranked}
     assert {candidate.knobs.plan for candidate in chosen} == offered

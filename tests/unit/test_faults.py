@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_two_kernels_that_hang_are_both_named(worker: Worker, fake_kernel: FakeK
     assert kinds == {"default": ("ok", 10), "early": ("timed_out", 0), "late": ("timed_out", 1)}
 
 
+def test_a_deadline_ends_a_race_with_the_rounds_so_far(
+    worker: Worker, fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "limits", Limits(launch_seconds=60.0))
+    kernels = {"default": "-DTIME_US=100.0", "hangs": "-DHANGS_AT=7"}
+    rounds: list[int] = []
+
+    def on_round(count: int, running: list[str]) -> None:
+        rounds.append(count)
+        monkeypatch.setattr(worker, "deadline", time.monotonic() + 0.5)
+
+    raced = timings_of(worker, fake_kernel, kernels, keep=list(kernels), on_round=on_round)
+    assert {(t.outcome.kind, t.samples) for t in raced.values()} == {("ok", len(rounds))}
+    assert rounds == [1, 2]
+    monkeypatch.undo()
+
+
 def test_when_all_kernels_fault_all_say_so(worker: Worker, fake_kernel: FakeKernel) -> None:
     raced = timings_of(worker, fake_kernel, {"one": "-DCRASHES_AT=5", "two": "-DCRASHES_AT=2"})
     assert [timing.outcome.kind for timing in raced.values()] == ["crashed"] * 2
@@ -174,7 +192,10 @@ class Machine(LocalPipeline):
         return True
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         self.built += [kernel.name for kernel in kernels]
         results = [self._build(kernel.name) for kernel in kernels]

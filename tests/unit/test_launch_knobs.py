@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,19 +29,12 @@ from attention_autotuner.tuning import isolated, tasks, tune
 from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.stages import Engine, built_of
-from tests import unverified
 from tests.fake_bundles import make_bundle
 from tests.fake_pipeline import FakePipeline, fast
 
 FakeKernel = Callable[..., Path]
 POLICY = H100(H200_SPEC)
 PROBLEM = Problem(dtype="bf16", batch=8, heads_q=32, heads_kv=8, seqlen_q=4, seqlen_k=8192)
-
-
-@pytest.fixture(autouse=True)
-def _offered() -> Iterator[None]:
-    with unverified.offered():
-        yield
 
 
 def siblings() -> list[Candidate]:

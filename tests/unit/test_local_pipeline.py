@@ -36,7 +36,6 @@ def timing(name: str, ratio: float) -> Timing:
         samples=10,
         ratio_to_best=ratio,
         error=0.001,
-        tied=False,
     )
 
 
@@ -84,7 +83,11 @@ def test_environment_and_target_are_those_of_the_measured_device(
     assert here._target.arch == "86"
     built: Any = SimpleNamespace(path=tmp_path / "kernel.so", launch_knobs={})
     timings, interrupted = here.measure(
-        PROBLEM, {"one": built}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None
+        PROBLEM,
+        {"one": built},
+        budget_seconds=1.0,
+        keep=[],
+        on_round=lambda rounds, still: None,
     )
     assert ([t.name for t in timings], interrupted) == (["one"], False)
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"

@@ -344,6 +344,7 @@ def test_decays_under_capture_must_be_there_and_stay(
     call.gamma = (0.25, 0.5, 0.75, 0.875)
     call.forward()
     (plan,) = retnet_plan.FORWARD_PLANS.values()
+    assert isinstance(plan, launch.Plan)
     kept = plan.keep
     assert kept is not None
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)

@@ -79,6 +79,17 @@ def test_a_tie_goes_to_the_entry_given_first() -> None:
         assert all(timing.tied for timing in results)
 
 
+def test_a_tie_is_an_interval_that_includes_one() -> None:
+    race = Race(["default", "close", "slow"])
+    for _ in range(10):
+        race.add({"default": 100.0, "close": 100.4, "slow": 103.0})
+    default, close, slow = race.results()
+    assert (default.ratio_low, default.ratio_high) == (1.0, 1.0)
+    assert close.ratio_low <= 1.0 < close.ratio_to_best < close.ratio_high
+    assert 1.0 < slow.ratio_low < slow.ratio_to_best < slow.ratio_high
+    assert [timing.tied for timing in (default, close, slow)] == [True, True, False]
+
+
 def test_noise_does_not_replace_the_default() -> None:
     picks = [
         run_race({"default": 100.0, "twin": 100.0}, rounds=20, noise=0.03, seed=seed)

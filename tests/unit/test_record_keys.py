@@ -36,11 +36,12 @@ def test_the_schemas_of_kernels_are_those_of_the_picks_that_are_shipped() -> Non
         for entry in record.entries
     }
     assert answer >= {
-        ("scores_forward_sm80", knob_schema("scores_forward_sm80")),
+        ("attention_forward_sm90", knob_schema("attention_forward_sm90")),
         ("scores_backward_sm80", knob_schema("scores_backward_sm80")),
         ("chunks_sm80", knob_schema("chunks_sm80")),
     }
     assert knob_schema("scores_forward_sm80") == "0f1763f73559a52e"
+    assert knob_schema("attention_forward_sm90") == "5d00798018f453a6"
     assert knob_schema("scores_backward_sm80") == "cb0dee26737c064a"
 
 

@@ -16,7 +16,6 @@ from attention_autotuner.codegen.render import (
     include_root,
     kernel_digest,
     render,
-    unique,
 )
 from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate
@@ -141,12 +140,6 @@ def test_a_generated_expression_enters_through_its_hook() -> None:
     added = set(modified.splitlines()) - set(plain.splitlines())
     assert len(added) == 2  # the comment and the function
     assert set(plain.splitlines()) < set(modified.splitlines())
-
-
-def test_unique_keeps_the_first_of_each_text() -> None:
-    first, second = render(SMALL), render(LARGE)
-    twin = replace(first, name="twin")
-    assert unique([first, second, twin, second]) == [first, second]
 
 
 def _write(root: Path, files: dict[str, str]) -> Path:

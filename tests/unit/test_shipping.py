@@ -8,9 +8,9 @@ import threading
 from importlib.resources import files
 from pathlib import Path
 
-import filelock
 import pytest
 
+from attention_autotuner.core.leases import Lease
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.tuning import locking
 from attention_autotuner.tuning.shipping import evidence, ship, shipped
@@ -21,12 +21,14 @@ FIRST, SECOND = shipped(Path(str(files("attention_autotuner.tuned"))), GPU)[:2]
 
 def test_a_writer_waits_for_another_and_keeps_its_picks(tmp_path: Path) -> None:
     late = threading.Thread(target=ship, args=(tmp_path, GPU, [SECOND]))
-    with filelock.FileLock(tmp_path / "nvidia-h200.lock"):
+    with Lease(tmp_path / "nvidia-h200.lease").wait():
         late.start()
         late.join(0.2)
         assert late.is_alive()
         other = ship(tmp_path / "other", GPU, [FIRST]).parent
-        shutil.copytree(other, tmp_path, dirs_exist_ok=True, ignore=lambda *_: ["nvidia-h200.lock"])
+        shutil.copytree(
+            other, tmp_path, dirs_exist_ok=True, ignore=lambda *_: ["nvidia-h200.lease"]
+        )
     late.join(10.0)
     assert not late.is_alive()
     problems = {record.problem for record in shipped(tmp_path, GPU)}
@@ -37,8 +39,8 @@ def test_a_file_locked_for_too_long_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locking, "LOCK_TIMEOUT_SECONDS", 0.05)
-    held = filelock.FileLock(tmp_path / "nvidia-h200.lock")
-    with held, pytest.raises(StoreError, match=r"another process holds .*nvidia-h200\.lock"):
+    held = Lease(tmp_path / "nvidia-h200.lease").wait()
+    with held, pytest.raises(StoreError, match=r"another process holds .*nvidia-h200\.lease"):
         ship(tmp_path, GPU, [FIRST])
     assert not (tmp_path / "nvidia-h200.jsonl").exists()
 

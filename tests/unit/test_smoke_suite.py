@@ -56,12 +56,14 @@ def test_the_suite_covers_operations_directions_families_and_dtypes(listed: list
     assert len(names) == count
     kinds = [
         *((f"attention_{way}_sm80",) for way in ("forward", "backward")),
+        *((f"attention_{way}_sm90",) for way in ("forward", "backward")),
         *((f"retnet_{way}_explicit_sm90",) for way in ("forward", "backward")),
         *((f"retnet_{way}_decay_sm80",) for way in ("forward", "backward")),
         ("retention_forward_sm80", "_parallel_"),
         ("retention_forward_sm90", "_chunkwise_"),
         ("retention_forward_sm80", "_recurrent_"),
         ("retention_backward_sm80",),
+        ("retention_backward_sm90",),
     ]
     for start, *words in kinds:
         for dtype in ("fp16", "bf16"):

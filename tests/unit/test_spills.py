@@ -85,7 +85,10 @@ def test_a_sweep_and_a_search_leave_out_the_same_candidates(
 
     class Pipeline(FakePipeline):
         def build(
-            self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+            self,
+            kernels: Sequence[RenderedKernel],
+            progress: Callable[[int, int, str], None],
+            stop: Callable[[], bool] = lambda: False,
         ) -> Sequence[Built | Outcome]:
             # The default spills nothing, so that no spilling candidate is kept for lack of another.
             built: list[Built | Outcome] = []

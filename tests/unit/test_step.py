@@ -124,7 +124,7 @@ def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
             listener=seen.append,
             backward_budget_seconds=order,
         )
-        assert expected - 1.0 < pipeline.budget_seconds <= expected
+        assert 0.7 * expected < pipeline.budget_seconds <= 0.8 * expected  # the rest is to confirm
         left = {
             name: max(e.seconds_left or 0.0 for e in seen if e.message.startswith(f"{name}: "))
             for name in ("forward", "backward")

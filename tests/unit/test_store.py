@@ -263,7 +263,11 @@ def test_verify_finds_every_damage(store: Store, library: Path) -> None:
 def test_failures_are_remembered_until_a_success(store: Store, library: Path) -> None:
     for reason in ("first", "second"):
         failed = store.publish_failure(
-            source="source", log="all of it", reason=reason, digest=DIGEST, name=NAME
+            source="source",
+            log="all of it",
+            failure=BuildFailed(reason=reason),
+            digest=DIGEST,
+            name=NAME,
         )
         assert failed.reason == reason
     again = store.lookup(NAME, DIGEST)
@@ -276,7 +280,9 @@ def test_failures_are_remembered_until_a_success(store: Store, library: Path) ->
 
 
 def test_a_damaged_failure_is_forgotten(store: Store) -> None:
-    store.publish_failure(source="s", log="l", reason="r", digest=DIGEST, name=NAME)
+    store.publish_failure(
+        source="s", log="l", failure=BuildFailed(reason="r"), digest=DIGEST, name=NAME
+    )
     (store.failed_path(DIGEST, NAME) / RECORD).write_text("{")
     assert store.lookup(NAME, DIGEST) is None
 
@@ -344,7 +350,9 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path, library: Path) -> Non
 def test_rm_by_pattern(store: Store, library: Path) -> None:
     for name, digest in (("left_a", "1" * 64), ("left_b", "2" * 64), ("right", "3" * 64)):
         _publish(store, library, _artifact(digest, name))
-    store.publish_failure(source="", log="", reason="r", digest="4" * 64, name="left_c")
+    store.publish_failure(
+        source="", log="", failure=BuildFailed(reason="r"), digest="4" * 64, name="left_c"
+    )
     assert [entry.name for entry in store.rm("left_*")] == ["left_a", "left_b", "left_c"]
     assert [entry.name for entry in store.ls()] == ["right"]
     assert store.rm("nothing*") == []
@@ -405,7 +413,9 @@ def test_what_is_not_ours_stays(store: Store, library: Path) -> None:
 
 def test_ls_tells_sizes_and_states(store: Store, library: Path) -> None:
     artifact = _publish(store, library)
-    store.publish_failure(source="abc", log="", reason="r", digest="1" * 64, name="other")
+    store.publish_failure(
+        source="abc", log="", failure=BuildFailed(reason="r"), digest="1" * 64, name="other"
+    )
     built, failed = store.ls()
     assert (built.name, built.digest16, built.state) == (NAME, DIGEST[:16], "built")
     assert built.size_bytes == sum(p.stat().st_size for p in artifact.path.parent.iterdir())

@@ -13,7 +13,7 @@ import torch
 from attention_autotuner.core.abi import AttentionForwardParams
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, DeviceMemoryError
-from attention_autotuner.operations.bindings import make_inputs, make_outputs
+from attention_autotuner.operations.bindings import make_inputs, make_outputs, ways_of
 from attention_autotuner.operations.shared.tensors import (
     GUARD,
     PoisonedWorkspace,
@@ -82,6 +82,26 @@ def test_a_right_kernel_passes_on_unaligned_inputs(fake_kernel: FakeKernel) -> N
     problem = replace(PROBLEM, alignment_bytes=2, causal_alignment="top_left")
     assert outcome_of(fake_kernel, behave, problem) == ("ok", "")
     assert make_inputs(problem, seed=0, device=CPU).q.data_ptr() % 16 == 2
+
+
+def test_a_sum_that_is_not_rescaled_at_late_maxima_is_wrong(fake_kernel: FakeKernel) -> None:
+    """Normal scores never jump so far."""
+    kernel = loader.load(fake_kernel("-DFORGETS_JUMPS"))
+    outcome = verify(PROBLEM, kernel, deterministic=True, device=CPU)
+    assert outcome.kind == "wrong"
+    assert "with scores that grow along the keys" in outcome.reason
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2])
+def test_maxima_of_growing_scores_come_late_from_either_end(heads_kv: int) -> None:
+    problem = replace(PROBLEM, heads_kv=heads_kv, seqlen_k=1024, causal=False, alignment_bytes=2)
+    late = set()
+    for seed in (0, 1):
+        inputs = ways_of(problem)[1].inputs(problem, seed=seed, device=CPU)
+        assert inputs.k.data_ptr() % 16 == 2
+        norms = inputs.k.float().norm(dim=-1).view(heads_kv, 16, 64).mean(-1)
+        late |= {tuple(row.argsort().tolist()) for row in norms}
+    assert late == {tuple(range(16)), tuple(range(15, -1, -1))}
 
 
 def test_an_element_that_is_not_written_is_wrong(fake_kernel: FakeKernel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -14,7 +13,6 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels import registry
 from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
@@ -23,11 +21,9 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
 from attention_autotuner.kernels.attention_backward_sm90.resources import shapes, smem_bytes
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
 from attention_autotuner.kernels.legality import check
-from attention_autotuner.kernels.registry import KERNELS, UNVERIFIED
-from tests import unverified
+from attention_autotuner.kernels.registry import KERNELS
 
 KERNEL = "attention_backward_sm90"
-SHIPPED = UNVERIFIED  # before the fixture below offers all
 POLICY = H100(H200_SPEC)
 PROBLEM = Problem(
     direction="backward", batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096
@@ -36,12 +32,6 @@ DIMS = [
     (16, 16), (32, 32), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (160, 160), (192, 192),
     (256, 256), (192, 128), (128, 256), (256, 128), (64, 128), (128, 64),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _offered() -> Iterator[None]:
-    with unverified.offered():
-        yield
 
 
 def with_dims(dims: tuple[int, int], **options: Any) -> Problem:
@@ -185,10 +175,3 @@ def test_additions_bound_a_pass_that_adds_too_often() -> None:
 def test_a_gpu_without_such_products_takes_forever() -> None:
     prediction = estimate(PROBLEM, POLICY.default(PROBLEM), A100().spec)
     assert (prediction.us, prediction.limiter) == (inf, "residency")
-
-
-def test_no_policy_offers_it_before_a_gpu_has_verified_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KERNEL in SHIPPED
-    monkeypatch.setattr(registry, "UNVERIFIED", SHIPPED)
-    assert not offered(PROBLEM)
-    assert POLICY.default(PROBLEM).family == "sm80"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -14,7 +13,6 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels import registry
 from attention_autotuner.kernels.attention_forward_sm90.knobs import knobs_of
 from attention_autotuner.kernels.attention_forward_sm90.resources import (
     row_tiles,
@@ -23,11 +21,9 @@ from attention_autotuner.kernels.attention_forward_sm90.resources import (
 )
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.legality import check
-from attention_autotuner.kernels.registry import KERNELS, UNVERIFIED
-from tests import unverified
+from attention_autotuner.kernels.registry import KERNELS
 
 KERNEL = "attention_forward_sm90"
-SHIPPED = UNVERIFIED  # before the fixture below offers all
 POLICY = H100(H200_SPEC)
 PROBLEM = Problem(batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096)
 DIMS = [
@@ -35,12 +31,6 @@ DIMS = [
     (160, 160), (176, 176), (192, 192), (240, 240), (256, 256), (192, 128), (128, 256), (256, 128), (64, 128),
     (128, 64),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _offered() -> Iterator[None]:
-    with unverified.offered():
-        yield
 
 
 def with_dims(dims: tuple[int, int], **options: Any) -> Problem:
@@ -255,16 +245,6 @@ def test_the_model_gives_what_was_measured() -> None:
 def test_a_gpu_without_such_products_takes_forever() -> None:
     prediction = estimate(PROBLEM, POLICY.default(PROBLEM), A100().spec)
     assert (prediction.us, prediction.limiter) == (inf, "residency")
-
-
-def test_no_policy_offers_a_kernel_that_no_gpu_has_verified(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    offering = {candidate.kernel for candidate in POLICY.legal(PROBLEM)}
-    monkeypatch.setattr(registry, "UNVERIFIED", SHIPPED)
-    assert KERNEL in SHIPPED
-    assert offering - {candidate.kernel for candidate in POLICY.legal(PROBLEM)} == {KERNEL}
-    assert POLICY.default(PROBLEM).family == "sm80"
 
 
 def masked(**options: Any) -> Problem:

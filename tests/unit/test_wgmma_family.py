@@ -40,7 +40,7 @@ def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
         replace(MASKED, mask="decay", causal=True),
         replace(MASKED, mask="decay", causal=True, direction="backward"),
         replace(MASKED, alignment_bytes=2),
-        replace(MASKED, op="attention", mask="none", direction="backward"),
+        replace(MASKED, op="attention", mask="none", alignment_bytes=2),
     )
     for problem in others:
         assert {selected.family for selected in H100().legal(problem)} == {"sm80"}, (
@@ -117,7 +117,7 @@ def test_a_family_takes_its_own_knobs() -> None:
     with pytest.raises(TypeError, match=r"does not compute attention forward .* got ForwardSm90"):
         Candidate.of(replace(MASKED, op="attention", mask="none"), KNOBS)
     assert families("retnet", "forward") == ("sm80", "sm90")
-    assert families("attention", "forward") == families("attention", "backward") == ("sm80",)
+    assert families("attention", "forward") == families("attention", "backward") == ("sm80", "sm90")
     assert candidate_from_config(plain.config) == plain
     assert isinstance(A100().default(MASKED).knobs, ForwardKnobs)
 

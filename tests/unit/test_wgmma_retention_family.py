@@ -22,7 +22,6 @@ from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import families, kernel_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from benchmarks.exhaustive import stratum_of
-from tests import unverified
 
 POLICY = H100(H200_SPEC)
 DECAYED = Problem(
@@ -87,7 +86,7 @@ def test_a_forward_of_some_length_has_it_first_on_an_h100_and_nowhere_else() -> 
         )
         assert H100().default(problem).family == "sm80"
     assert families("retention", "forward") == ("sm80", "sm90")
-    assert families("retention", "backward") == ("sm80",)
+    assert families("retention", "backward") == ("sm80", "sm90")
 
 
 def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
@@ -195,13 +194,10 @@ def test_a_gpu_without_such_products_takes_forever() -> None:
 BACKWARD = replace(DECAYED, direction="backward", dim_v=256)
 
 
-def test_gradients_are_offered_by_nobody_yet() -> None:
-    assert {selected.family for selected in H100().legal(BACKWARD)} == {"sm80"}
-    assert H100().default(BACKWARD).family == "sm80"
-    with unverified.offered():
-        assert families("retention", "backward") == ("sm80", "sm90")
-        assert H100().default(BACKWARD).kernel == "chunks_backward_sm90"
-        assert {selected.family for selected in A100().legal(BACKWARD)} == {"sm80"}
+def test_gradients_are_offered_where_hopper_is_and_by_default() -> None:
+    assert {selected.family for selected in H100().legal(BACKWARD)} == {"sm80", "sm90"}
+    assert H100().default(BACKWARD).kernel == "chunks_backward_sm90"
+    assert {selected.family for selected in A100().legal(BACKWARD)} == {"sm80"}
 
 
 def test_gradients_of_what_it_cannot_take_are_left_to_warps() -> None:
@@ -210,16 +206,14 @@ def test_gradients_of_what_it_cannot_take_are_left_to_warps() -> None:
         replace(BACKWARD, seqlen_q=63, seqlen_k=63),
         replace(BACKWARD, alignment_bytes=2),
     )
-    with unverified.offered():
-        for problem in others:
-            assert {selected.family for selected in H100().legal(problem)} == {"sm80"}
-            assert H100().default(problem).kernel == "chunks_sm80"
-        deep = {
-            selected.reason
-            for selected in H100().candidates(others[0])
-            if isinstance(selected, Rejection)
-            and selected.config["kernel"] == "chunks_backward_sm90"
-        }
+    for problem in others:
+        assert {selected.family for selected in H100().legal(problem)} == {"sm80"}
+        assert H100().default(problem).kernel == "chunks_sm80"
+    deep = {
+        selected.reason
+        for selected in H100().candidates(others[0])
+        if isinstance(selected, Rejection) and selected.config["kernel"] == "chunks_backward_sm90"
+    }
     assert "dq: needs about 344 registers a thread, 1 CTAs of 1 warpgroups leave 240" in deep
 
 
@@ -228,8 +222,7 @@ def test_gradients_of_every_other_pair_of_head_dims_have_a_candidate(
     dims: tuple[int, int],
 ) -> None:
     problem = replace(BACKWARD, dim_qk=dims[0], dim_v=dims[1], heads_kv=2)
-    with unverified.offered():
-        default, legal = H100().default(problem), H100().legal(problem)
+    default, legal = H100().default(problem), H100().legal(problem)
     assert isinstance(default.knobs, ChunkwiseBackwardSm90Knobs)
     assert default in legal
     assert candidate_from_config(default.config) == default
@@ -237,8 +230,7 @@ def test_gradients_of_every_other_pair_of_head_dims_have_a_candidate(
 
 
 def test_gradients_take_the_time_of_three_passes() -> None:
-    with unverified.offered():
-        default = POLICY.default(BACKWARD)
+    default = POLICY.default(BACKWARD)
     forward = replace(DECAYED, dim_v=256)
     pass_us = estimate(forward, wide_candidate(forward), POLICY.spec).us
     whole = estimate(BACKWARD, default, POLICY.spec).us

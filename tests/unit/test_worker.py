@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.core.outcome import Crashed, OutOfMemory
+from attention_autotuner.core.outcome import Crashed, OutOfMemory, Postponed
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.tuning.rounds import FaultError
 from attention_autotuner.tuning.worker import Limits, Worker
@@ -63,6 +63,7 @@ def wait_until_gone(*pids: int) -> None:
 def test_answers_are_the_tasks_and_the_process_is_one(worker: Worker) -> None:
     assert worker.call("echo", value=[1, {"a": None}, "é"]) == [1, {"a": None}, "é"]
     assert worker.cuda_runtime == "13.0"
+    assert worker.call("proven", checks=["a", "b"]).proof.checks == ("a", "b")
     pid = worker.call("pid")
     assert pid != os.getpid()
     assert worker.call("pid") == pid
@@ -108,6 +109,19 @@ def test_a_hang_is_cut_short_at_the_limit_of_what_it_does(
     worker.call("pid")
     monkeypatch.setattr(worker, "limits", Limits(launch_seconds=20.0, other_seconds=0.4))
     assert fault_of(worker, "hang", seconds=None).outcome.reason.endswith("within 0.4 s")
+    monkeypatch.undo()
+
+
+def test_a_deadline_ends_what_runs_and_blames_nobody(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.call("pid")
+    began = time.monotonic()
+    monkeypatch.setattr(worker, "deadline", began + 0.3)
+    for _ in range(2):  # what is asked for later, too, while the process comes up
+        fault = fault_of(worker, "hang", seconds=0.0, at="two")
+        assert fault.outcome == Postponed(reason="the budget ended while it ran")
+    assert time.monotonic() - began < 5.0
     monkeypatch.undo()
 
 

@@ -97,7 +97,7 @@ def print_picks(sweep: SweepResult) -> None:
     done = sum(settled.status in ("measured", "recorded") for settled in sweep.settled)
     print_table(
         f"picks for {done} of {len(sweep.settled)} problems, {sweep.kernels} kernels built",
-        ["problem", "status", "us", "default us", "TFLOP/s", "gain %", "pick"],
+        ["problem", "status", "us", "default us", "TFLOP/s", "gain %", "tied with", "pick"],
         [_cells(settled) for settled in sweep.settled],
     )
 
@@ -105,14 +105,15 @@ def print_picks(sweep: SweepResult) -> None:
 def _cells(settled: Settled) -> list[str]:
     record = settled.record
     if record is None:
-        return [settled.problem.describe(), settled.status, *["-"] * 4, settled.reason]
+        return [settled.problem.describe(), settled.status, *["-"] * 5, settled.reason]
     us = measured_us(record, record.pick)
     default_us = measured_us(record, record.default)
     rate = settled.problem.flops / us / 1e6 if us else None
     gain = None if settled.gain is None else 100 * settled.gain
     pick = "the default" if record.pick == record.default else named(record.pick)
+    tied = str(len({*record.ties} - {record.pick}))
     figures = [microseconds(us), microseconds(default_us), cell(rate, ".0f"), cell(gain, ".1f")]
-    return [settled.problem.describe(), settled.status, *figures, pick]
+    return [settled.problem.describe(), settled.status, *figures, tied, pick]
 
 
 def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Plan) -> None:

@@ -23,7 +23,7 @@ from ..tuning.peaks import SECONDS
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
-from .console import print_json, progress
+from .console import print_json, search_progress
 from .making import build_candidates
 from .options import add_jobs, command, dtype, positive, seconds
 from .status import FAILED, INTERRUPTED, OK
@@ -70,7 +70,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
         if arguments.properties is not None or arguments.compile is not None:
             arguments.usage_error("--properties and --compile are of a --dry-run")
         problems = only(default_sweep(arguments.dtype), arguments.only)
-        with progress(quiet=arguments.json) as show:
+        with search_progress(arguments) as show:
             result = bring_up(
                 Machine(settings=settings),
                 problems,

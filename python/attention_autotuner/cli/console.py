@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..settings import current
 from ..tuning.printing import Display, LinePrinter, describe
 from .names import short_names
 
@@ -55,6 +57,26 @@ def microseconds(value: float | None) -> str:
 def cell(value: object, form: str = "") -> str:
     """A value for a table; a dash for none."""
     return "-" if value is None else format(value, form)
+
+
+class Ratio(Protocol):
+    """A ratio to the best, and the interval that it is known to lie in."""
+
+    @property
+    def ratio_to_best(self) -> float | None:
+        """The ratio; None where it is not known."""
+
+    @property
+    def ratio_high(self) -> float | None:
+        """The upper end of the interval; None where it is not known."""
+
+
+def ratio(timing: Ratio) -> str:
+    """A ratio to the best for a table, with half the width of its interval; a dash for none."""
+    middle, high = timing.ratio_to_best, timing.ratio_high
+    if middle is None or not isfinite(middle):
+        return "-"
+    return f"{middle:.3f}" if high is None else f"{middle:.3f} ±{high - middle:.3f}"
 
 
 def named(text: str) -> str:
@@ -177,7 +199,12 @@ def stdout_console() -> Console:
 
 
 def _is_number(cell: str) -> bool:
-    return cell in ("-", "") or cell.replace(",", "").replace(".", "").rstrip("%x").isdigit()
+    return cell in ("-", "") or re.sub("[,.]| ±", "", cell).rstrip("%x").isdigit()
+
+
+def search_progress(arguments: argparse.Namespace) -> AbstractContextManager[Show]:
+    """:func:`progress` for a search, which prints its own where the setting ``PRINT`` is on."""
+    return progress(quiet=arguments.json or current().print_tuning)
 
 
 @contextmanager

@@ -17,7 +17,18 @@ from typing import Any
 
 from ..errors import AttentionAutotunerError
 from ..version import __version__
-from . import bringing_up, caching, doctor, exporting, inspecting, making, recording, tuning  # noqa: F401  # they name the commands
+from . import (  # noqa: F401  # they name the commands
+    bringing_up,
+    caching,
+    doctor,
+    exchanging,
+    exporting,
+    inspecting,
+    making,
+    proving,
+    recording,
+    tuning,
+)
 from .console import full_tables
 from .options import COMMANDS, Parser, add_command, in_flags
 from .status import FAILED, INTERRUPTED
@@ -31,7 +42,7 @@ GROUPS = {
         "Tend the folder of built kernels and tuning records.",
     ),
     "records": (
-        "list, show, verify, remove or rekey tuning records",
+        "list, show, verify, remove, rekey, prove or exchange tuning records",
         "Look after tuning records: your own, or with --shipped or --file those of a file of shipped picks.",
     ),
 }

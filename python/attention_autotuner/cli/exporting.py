@@ -133,9 +133,12 @@ def _report(
     written: dict[str, Any],
 ) -> None:
     layers = Counter(pick.layer for pick in picks)
+    measured = [pick for pick in picks if pick.layer != "default"]
+    proven = sum(pick.proof is not None for pick in measured)
     size = sum((kernel.folder / LIBRARY).stat().st_size for kernel in bundle.kernels)
     if arguments.json:
         counts = {"kernels": len(bundle.kernels), "kernel_bytes": size, "picks": dict(layers)}
+        counts |= {"measured": len(measured), "proven": proven}
         print_json({**written, "arch": bundle.arch, **counts})
         return
     kinds = Counter(
@@ -149,6 +152,7 @@ def _report(
         rows,
     )
     print_line("picks: " + ", ".join(f"{count} {layer}" for layer, count in layers.items()))
+    print_line(f"proofs: of {proven} of {len(measured)} measured picks")
     wheel_bytes = written.get("wheel_bytes")
     if wheel_bytes is None:
         print_line(f"bundle: {written['bundle']}")

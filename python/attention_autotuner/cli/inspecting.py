@@ -22,7 +22,7 @@ from ..tuning.lookup import Hit
 from ..tuning.result import finite
 from ..tuning.why import explain
 from . import options
-from .console import cell, microseconds, named, print_json, print_line, print_table
+from .console import cell, microseconds, named, print_json, print_line, print_table, ratio
 from .names import knob_headings, knobs
 
 
@@ -146,11 +146,14 @@ def run_why(arguments: argparse.Namespace) -> int:
                 "source": source,
                 **{name: getattr(pick, name) for name in ("layer", "exact", "unverified")},
                 "passed": [asdict(level) for level in pick.passed],
+                "proof": None if hit is None or hit.proof is None else asdict(hit.proof),
                 "explanations": [asdict(explanation) for explanation in explanations],
             }
         )
         return 0
     print_line(f"serves: {source}")
+    if hit is not None:
+        print_line(f"proof: {hit.proof.describe() if hit.proof else 'none'}")
     for level in pick.passed:
         print_line(f"not by {level}")
     counts = Counter(explanation.fate for explanation in explanations)
@@ -168,7 +171,7 @@ def run_why(arguments: argparse.Namespace) -> int:
                 row.limiter or "-",
                 microseconds(row.estimate_us),
                 microseconds(row.median_us),
-                cell(row.ratio_to_best, ".3f"),
+                ratio(row),
             ]
             for place, row in enumerate(tried, start=1)
         ],

@@ -19,11 +19,11 @@ from ..core.outcome import Ok, Outcome
 from ..core.problem import Direction, Op, Problem, of_shape
 from ..errors import UnsupportedArchitectureError
 from ..operations.registry import OPERATIONS
-from ..serving.dispatch import tune, tune_step
+from ..serving.searching import tune, tune_step
 from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
-from .console import Show, print_json, print_line, print_table, progress
+from .console import Show, print_json, print_line, print_table, search_progress
 from .options import problem_json, problem_of
 from .results import artifact_of, files_of, print_result, result_json
 from .serving import Served, serve
@@ -47,7 +47,7 @@ SMALL_STEPS = tuple(
     if (mask := rules.small_step) is not None
 )
 SMALL_TOP_K = 2  # beside the default, where there is a GPU to choose with
-SMALL_BUDGET_SECONDS = 20.0  # of each direction of a small step
+SMALL_BUDGET_SECONDS = 60.0  # of each direction of a small step
 SMALL_ARCHITECTURES = ("RTX4090", "H100")  # the least and the most shared memory
 LEFT_OUT = (
     "left out, for want of a GPU: checking the kernels against the reference, measuring them, recording a pick, and "
@@ -123,7 +123,7 @@ def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Pol
     """Tune the present GPU for the step and run the picks on real input, then tune the small steps."""
     finished = Finished()
     for asked in (problem, *small_steps(problem)):
-        with progress(quiet=arguments.json) as show:
+        with search_progress(arguments) as show:
             options = search_options(arguments, show)
             if asked is problem:
                 options["backward_budget_seconds"] = arguments.backward_budget
@@ -184,7 +184,7 @@ def search(
     """Rank for one GPU; as wide as comes first, and wider while what is best spills in its main loop."""
     widths = list(widths)
     while True:
-        with progress(quiet=arguments.json) as show:
+        with search_progress(arguments) as show:
             options = search_options(arguments, show) | {"top_k": widths.pop(0)}
             result = tune(problem, device, **options)
         done = result.interrupted or arguments.effort == "none"

@@ -12,7 +12,7 @@ from ..codegen.render import render
 from ..codegen.store import default_store
 from ..codegen.toolchain import find_toolchain
 from ..core.candidate import Candidate
-from ..core.outcome import BuildFailed, Outcome
+from ..core.outcome import BuildFailed, Outcome, TimedOut
 from ..serving.dispatch import lookup
 from ..settings import current
 from ..tuning.spills import spilled_bytes
@@ -112,7 +112,7 @@ def print_end(results: Sequence[Built]) -> None:
     built = [result.path for result in results if isinstance(result, Artifact)]
     if built:
         print_line(f"kernels: {len(built)} in {built[0].parent.parent}")
-    if any(isinstance(result, BuildFailed) for result in results):
+    if any(isinstance(result, (BuildFailed, TimedOut)) for result in results):
         print_line("a failed build is remembered; `build --retry` compiles it again")
 
 

@@ -21,7 +21,7 @@ from ..tuning.records import KeptRecord, RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
-from .console import microseconds, named, print_json, print_line, print_table, progress
+from .console import microseconds, named, print_json, print_line, print_table, progress, ratio
 from .options import add_jobs, command, option
 from .status import FAILED
 
@@ -92,6 +92,8 @@ def summary(kept: KeptRecord) -> dict[str, Any]:
         "kernel": record.candidate.kernel,
         "median_us": timing and timing.median_us,
         "entries": len(record.entries),
+        "ties": list(record.ties),
+        "proven": record.picked.proof is not None,
         "reason": kept.reason,
     }
 
@@ -123,7 +125,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         print_line(f"{record.problem.describe()} on {record.arch}, {record.environment.gpu_name}")
         print_table(
             f"tuned for {record.purpose}, {'confirmed' if record.confirmed else 'not confirmed'}",
-            ["", "candidate", "outcome", "measured us", "source", "code"],
+            ["", "candidate", "outcome", "measured us", "of best", "proof", "source", "code"],
             [_cells(record, entry) for entry in record.entries],
         )
     return 0 if records else FAILED
@@ -134,7 +136,11 @@ def _cells(record: TuningRecord, entry: CandidateEntry) -> list[str]:
     role = "pick" if name == record.pick else "default" if name == record.default else ""
     measured = microseconds(timing.median_us if timing else None)
     digests = [(digest or "-")[:16] for digest in (entry.source_digest, entry.code_digest)]
-    return [role, named(name), entry.outcome.kind, measured, *digests]
+    proof = "-" if not entry.outcome.ok else "none"
+    if entry.proof is not None:
+        proof = f"{entry.proof.largest:.2g} of {len(entry.proof.checks)}"
+    of_best = "-" if timing is None else ratio(timing)
+    return [role, named(name), entry.outcome.kind, measured, of_best, proof, *digests]
 
 
 def verified(kept: KeptRecord) -> dict[str, Any]:

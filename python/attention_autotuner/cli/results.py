@@ -11,7 +11,7 @@ from ..operations.params import workspace_bytes
 from ..tuning.result import Row, TuneResult
 from ..tuning.spills import spilled_bytes
 from ..tuning.step import StepResult
-from .console import cell, microseconds, named, print_line, print_table
+from .console import cell, microseconds, named, print_line, print_table, ratio
 from .names import knob_headings, knobs
 
 MIB = 1 << 20
@@ -93,6 +93,7 @@ def _print_step(result: StepResult) -> None:
         print_line("step: not timed")
         return
     gain = "" if result.gain is None else f", {100 * result.gain:.1f} % faster"
+    gain = ", a tie" if result.tied else gain
     print_line(
         f"step, {result.source}: {microseconds(result.picks_us)} us with the picks, "
         f"{microseconds(result.defaults_us)} us with the defaults{gain}"
@@ -117,6 +118,8 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
         size = workspace_of(result, row)
         workspace = ["-" if size is None else f"{size / MIB:,.1f}"]
     fate = "lost" if row.fate == "ok" else row.fate
+    if row.tied:
+        fate = "tied"
     if row.candidate == result.pick:
         fate = "pick"
     elif row.outcome.ok and row.candidate == result.default:
@@ -131,6 +134,6 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
         microseconds(row.estimate.us),
         row.estimate.limiter,
         microseconds(timing.median_us if timing else None),
-        cell(timing and timing.ratio_to_best, ".3f"),
+        "-" if timing is None else ratio(timing),
         fate,
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ..serving.dispatch import tune, tune_step
+from ..serving.searching import tune, tune_step
 from ..tuning.ranks import launched_group
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
-from .console import print_json, progress
+from .console import print_json, search_progress
 from .main_job import TOP_K, run_all, search_options
 from .options import STEP, add_step, command, policy_of, positive, problem_of, seconds
 from .results import print_result, result_json
@@ -55,7 +55,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
         find, budget = tune_step, {"backward_budget_seconds": arguments.backward_budget}
     elif arguments.backward_budget is not None:
         arguments.usage_error("--backward-budget is for --direction step and for --all")
-    with launched_group() as group, progress(quiet=arguments.json) as show:
+    with launched_group() as group, search_progress(arguments) as show:
         result = find(problem, policy, group=group, **budget, **search_options(arguments, show))
         leads = group is None or group.rank() == 0
     if not leads:

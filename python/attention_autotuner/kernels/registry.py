@@ -37,15 +37,6 @@ KERNELS: dict[str, Kernel[Any]] = {
 }
 """Name -> kernel. Of one family, a problem's candidates come in this order."""
 
-UNVERIFIED = frozenset(
-    {AttentionForwardSm90().name, AttentionBackwardSm90().name, ChunksBackwardSm90().name}
-)
-"""Kernels that no GPU has verified in this form: they build and have tests, and no policy offers them yet."""
-
-
-def _offered() -> Iterator[Kernel[Any]]:
-    return (kernel for name, kernel in KERNELS.items() if name not in UNVERIFIED)
-
 
 def kernel_of(candidate: Candidate) -> Kernel[Any]:
     """The kernel of a candidate."""
@@ -55,7 +46,7 @@ def kernel_of(candidate: Candidate) -> Kernel[Any]:
 def kernels_for(problem: Problem, families: tuple[Family, ...]) -> Iterator[Kernel[Any]]:
     """The kernels that compute a problem, in the order in which they are tried: family by family."""
     for family in families:
-        for kernel in _offered():
+        for kernel in KERNELS.values():
             if kernel.family == family and kernel.serves_problem(problem):
                 yield kernel
 
@@ -64,7 +55,7 @@ def families(op: Op, direction: Direction) -> tuple[Family, ...]:
     """The families that an operation's kernels come in."""
     serving = (
         kernel.family
-        for kernel in _offered()
+        for kernel in KERNELS.values()
         if any(service[:2] == (op, direction) for service in kernel.serves)
     )
     return tuple(dict.fromkeys(serving))

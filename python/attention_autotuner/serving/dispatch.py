@@ -6,11 +6,9 @@ library from the store, or builds it. Dispatch tunes only if the mode says so, a
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from .. import errors
 from .. import settings as settings_module
@@ -25,7 +23,7 @@ from ..core.memo import Bounded, Table, remembered
 from ..core.problem import Problem
 from ..kernels.resources import smem_bytes
 from ..settings import Settings
-from ..tuning import search, step
+from ..tuning import search
 from ..tuning.bundled import bundled_pick
 from ..tuning.environment import Environment, collect
 from .loader import LoadedKernel, load
@@ -87,6 +85,16 @@ def kernel_for(
     return kernel or decisions.serve(problem, policy, device, must_be_warm)
 
 
+def pinned_kernel(
+    candidate: Candidate, policy: Policy, *, device: int, must_be_warm: bool = False
+) -> LoadedKernel:
+    """The kernel of a candidate that the caller names, whatever records say; nothing else serves in its place.
+
+    Arguments and errors are those of :func:`kernel_for`.
+    """
+    return _decisions(settings_module.current()).pinned(candidate, policy, device, must_be_warm)
+
+
 class _Decisions:
     """The decisions of this process under given settings.
 
@@ -122,6 +130,9 @@ class _Decisions:
                 there = self._hierarchy.environment_of(policy, here)
                 pick, _ = self._hierarchy.choose(bucket[0], policy, there)
                 self._bucketed[bucket] = pick
+                name, layer, reason = pick.candidate.name, pick.layer, pick.reason or "it is first"
+                described = bucket[0].describe()
+                _log.debug("%s serves %s, from %s: %s", name, described, layer, reason)
                 self._count_untuned()
             self.picks.remember((problem, policy, device), pick)
         return pick
@@ -143,6 +154,13 @@ class _Decisions:
             self.served.remember((problem, asked, device), kernel)
         return kernel
 
+    def pinned(
+        self, candidate: Candidate, policy: Policy, device: int, must_be_warm: bool
+    ) -> LoadedKernel:
+        """See :func:`pinned_kernel`."""
+        with self._lock:
+            return self._ready(candidate, policy, device, must_be_warm)
+
     def _count_untuned(self) -> None:
         if self.settings.mode == "off":
             return
@@ -158,7 +176,7 @@ class _Decisions:
         return (
             self.settings.mode == "tune"
             and self.settings.effort != "none"
-            and pick.layer == "default"
+            and (pick.layer == "default" or self.settings.always_tune)
             and (problem.bucketed(), policy, device) not in self._searched
         )
 
@@ -228,7 +246,7 @@ class _Decisions:
         for bundle in bundles:
             if bundle.arch != policy.name:
                 continue
-            bundled = bundled_pick(bundle, problem, layers=layers)
+            bundled = bundled_pick(bundle, problem, layers=layers, proven=settings.strict_proof)
             if (
                 bundled is not None
                 and bundled.candidate.family in policy.families
@@ -372,24 +390,3 @@ def generation() -> int:
 def invalidate() -> None:
     """Make every decision again from now on, e.g. after records changed; kernels stay loaded and prepared."""
     _by_settings.invalidate()
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def invalidating(function: Callable[P, R]) -> Callable[P, R]:
-    """A function after which the next call in this process sees the new records."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        finally:
-            invalidate()
-
-    return wrapped
-
-
-tune = invalidating(search.tune)
-tune_step = invalidating(step.tune_step)

@@ -153,7 +153,7 @@ def kind_of(problem: Problem) -> tuple[Any, ...]:
 
 
 def _bundled(problem: Problem, hit: Hit) -> BundledPick:
-    """A pick with its time and its estimate, where they are of this very problem."""
+    """A pick with its proof, and with its time and its estimate where they are of this very problem."""
     return BundledPick(
         problem=problem,
         candidate=hit.candidate,
@@ -161,4 +161,5 @@ def _bundled(problem: Problem, hit: Hit) -> BundledPick:
         gpu_name=hit.gpu_name,
         median_us=hit.median_us if hit.exact else None,
         estimate_us=hit.estimate_us if hit.exact else None,
+        proof=hit.proof,
     )

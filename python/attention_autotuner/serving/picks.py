@@ -105,6 +105,7 @@ class CacheHierarchy:
             environment=environment,
             kernels=built_here(default_store(self.settings), environment),
             strict=self.settings.strict_versions,
+            proven=self.settings.strict_proof,
         )
         levels: list[tuple[Layer, Callable[[Query], Hit | Miss]]] = [
             ("record", self.records.find),

@@ -6,6 +6,7 @@ put into the package.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +33,15 @@ from . import peaks as peaks_module
 from .environment import Environment, collect
 from .peaks import Peak, Peaks
 from .pipeline import LocalPipeline, Pipeline
+from .printing import LinePrinter
 from .records import RecordStore
 from .shipped import shipped_name
 from .shipping import evidence_path, ship, shipped
 from .spec_measuring import expected_peaks, keep, measured_spec
 from .sweep import Sweep, SweepResult, Tell
 from .sweep_plan import Plan, make_plan
+
+LOGGER = logging.getLogger(__name__)
 
 SCHEMA = 1  # of the report
 BUDGET_SECONDS = 540.0
@@ -197,6 +201,7 @@ def bring_up(
         ToolchainError, BuildError, StoreError: the compiler is missing or fails; a folder cannot be written.
         RecordError: the picks that the folder holds are damaged; nothing was measured.
     """
+    tell = _logged(tell, printing=settings.print_tuning)
     start = time.monotonic()
     seconds: dict[str, float] = {}
     properties = machine.properties()
@@ -227,7 +232,8 @@ def bring_up(
             pipeline=pipeline,
             records=RecordStore(settings.cache_dir / "records"),
             budget_seconds=left - seconds["plan"],
-            again=again,
+            again=again or settings.always_tune,
+            printing=settings.print_tuning,
             tell=tell,
         ).run()
         seconds |= sweep.seconds
@@ -248,6 +254,19 @@ def bring_up(
     )
     _write(result, folder)
     return result
+
+
+def _logged(tell: Tell, *, printing: bool) -> Tell:
+    """The same, logged and, where that is wanted, printed."""
+    printer = LinePrinter()
+
+    def said(phase: str, done: int, total: int, message: str) -> None:
+        LOGGER.debug("%s %d/%d: %s", phase, done, total, message)
+        if printing:
+            printer.show(phase, done, total, message)
+        tell(phase, done, total, message)
+
+    return said
 
 
 def _measure_peaks(

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from math import inf
 
 from ..codegen.render import render
 from ..core.candidate import Candidate
-from ..core.outcome import Outcome
+from ..core.outcome import Outcome, Postponed
 from .pipeline import Built, Pipeline
 
 OnBuilt = Callable[[int, int, str], None]
@@ -26,6 +27,7 @@ class BuildAhead:
         candidates: in the order in which they are wanted.
         jobs: how many at once.
         on_built: called in this thread's waits with (done, total, name).
+        deadline: of ``time.monotonic``, seconds; what is not built then is given up.
     """
 
     def __init__(
@@ -35,11 +37,14 @@ class BuildAhead:
         *,
         jobs: int,
         on_built: OnBuilt = lambda done, total, name: None,
+        deadline: float = inf,
     ) -> None:
         self._pipeline = pipeline
         self._on_built = on_built
         self._reported = 0
         self._stopped = threading.Event()
+        self._closed = threading.Event()
+        self._deadline = deadline
         self._started = time.monotonic()
         self._finished = 0.0
         self._executor = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build")
@@ -51,9 +56,16 @@ class BuildAhead:
     def _build(self, candidate: Candidate) -> Built | Outcome | None:
         if self._stopped.is_set():
             return None
-        (result,) = self._pipeline.build([render(candidate)], lambda done, total, name: None)
+        (result,) = self._pipeline.build(
+            [render(candidate)], lambda done, total, name: None, self._is_over
+        )
+        if isinstance(result, Postponed):
+            return None
         self._finished = time.monotonic()
         return result
+
+    def _is_over(self) -> bool:
+        return self._closed.is_set() or time.monotonic() > self._deadline
 
     def ready(self, candidates: Collection[Candidate]) -> bool:
         """True when all of some candidates have been built, have failed, or will not be built any more."""
@@ -92,7 +104,8 @@ class BuildAhead:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """:meth:`stop`, and wait for the builds that run."""
+        """:meth:`stop`, and end the builds that run."""
+        self._closed.set()
         self.stop()
         self._executor.shutdown(wait=True)
 

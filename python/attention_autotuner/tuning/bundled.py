@@ -11,7 +11,7 @@ from .lookup import MAX_DISTANCE, distance
 
 
 def bundled_pick(
-    bundle: Bundle, problem: Problem, *, layers: Sequence[str] = LAYERS
+    bundle: Bundle, problem: Problem, *, layers: Sequence[str] = LAYERS, proven: bool = False
 ) -> BundledPick | None:
     """The pick that serves a problem, or None where none of its class does.
 
@@ -22,13 +22,16 @@ def bundled_pick(
         bundle: where to look.
         problem: as called.
         layers: that may answer.
+        proven: measured picks without a proof may not.
     """
     wanted = problem.bucketed()
     for layer in layers:
         bound = inf if layer == "default" else MAX_DISTANCE
         serving = []
         for place, pick in enumerate(bundle.picks):
-            apart = distance(wanted, pick.problem, bound=bound) if pick.layer == layer else None
+            if pick.layer != layer or (proven and layer != "default" and pick.proof is None):
+                continue
+            apart = distance(wanted, pick.problem, bound=bound)
             if apart is not None:
                 serving.append((pick.problem != wanted, apart, place))
         if serving:

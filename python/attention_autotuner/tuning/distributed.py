@@ -6,34 +6,39 @@ all ranks. A finalist's ratio to the default is that of the rank where it is wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from math import inf, log
+from math import inf
 from typing import Any
 
 from ..arch.policy import Policy
 from ..codegen.render import RenderedKernel
-from ..core.outcome import LaunchFailed, Ok, Outcome
+from ..codegen.tools import Stop
+from ..core.outcome import Ok, Outcome, Postponed
 from ..core.problem import Problem
-from ..errors import DistributedError
+from ..errors import DistributedError, LeaseError
 from .lookup import Hit, Query
 from .pipeline import Built, Doubt, Pipeline, running
-from .racing import TIE_CONFIDENCE, TIE_LOG_RATIO, Timing
+from .racing import TIE_CONFIDENCE, TIE_LOG_RATIO, History, Timing
 from .ranks import Ranks
 from .record_schema import TuningRecord
 from .records import RecordStore
 from .validity import Miss
 
 FINALISTS = 4
+SAME_ON_ALL_RANKS = ("effort", "budget_seconds", "always_tune", "strict_proof")  # of the settings
+LEAST_ERROR = TIE_LOG_RATIO / TIE_CONFIDENCE  # of all but the best: two ranks' bests are none's
 RaceNames = Callable[[Sequence[str]], list[Timing]]
+Measuring = Callable[[], AbstractContextManager[object]]
 
 
 def merge(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, Outcome]:
-    """One outcome for each name that any rank checked: a failure, where one has it."""
+    """One outcome for each name that any rank checked: a failure, where one has it, else one with a proof."""
     merged: dict[str, Outcome] = {}
-    for by_name in outcomes:
-        merged |= {n: outcome for n, outcome in by_name.items() if merged.get(n, Ok()).ok}
+    for name, outcome in (item for by_name in outcomes for item in by_name.items()):
+        both = (merged.get(name, outcome), outcome)
+        merged[name] = min(both, key=lambda o: (o.ok, getattr(o, "proof", None) is None))
     return merged
 
 
@@ -43,7 +48,7 @@ def race_together(ranks: Ranks, names: Sequence[str], race: RaceNames) -> list[T
     Args:
         ranks: of the group.
         names: in tie-breaking order, the default first; the same on all ranks.
-        race: races some of them on this rank, which keep their order.
+        race: races some of them on this rank, which keep their order; ``Postponed`` is what came too late.
 
     Returns:
         One timing per name, fastest first, the same on all ranks; times are those of the rank where the entry is worst
@@ -58,11 +63,16 @@ def race_together(ranks: Ranks, names: Sequence[str], race: RaceNames) -> list[T
     default, *others = names
     shards = _raced(ranks, "shards", [default, *others[ranks.rank :: ranks.size]], race)
     timings = {name: _worst(of_ranks) for name, of_ranks in shards.items()}
+    late = timings[default].outcome
+    if isinstance(late, Postponed):
+        return [lost(name, late) for name in names]
     usable = [name for name in others if timings[name].outcome.ok and timings[default].outcome.ok]
     finalists = sorted(usable, key=lambda name: timings[name].ratio_to_best)[:FINALISTS]
     if finalists:
         finals = _raced(ranks, "finals", [default, *sorted(finalists, key=names.index)], race)
-        timings |= {name: _worst(of_ranks) for name, of_ranks in finals.items()}
+        final = {name: _worst(of_ranks) for name, of_ranks in finals.items()}
+        if not any(isinstance(timing.outcome, Postponed) for timing in final.values()):
+            timings |= final
     if not timings[default].outcome.ok:  # nothing to compare with: the next one takes its place
         return [*race_together(ranks, others, race), timings[default]]
     in_finals = {default, *finalists}
@@ -70,9 +80,8 @@ def race_together(ranks: Ranks, names: Sequence[str], race: RaceNames) -> list[T
     results = []
     for name in names:
         timing, ratio = timings[name], timings[name].ratio_to_best / best
-        close = log(ratio) <= max(TIE_LOG_RATIO, TIE_CONFIDENCE * timing.error)
-        tied = timing.outcome.ok and name in in_finals and close
-        results.append(replace(timing, ratio_to_best=max(1.0, ratio), tied=tied))
+        error = timing.error or LEAST_ERROR if ratio != 1.0 else 0.0
+        results.append(replace(timing, ratio_to_best=max(1.0, ratio), error=error))
     results.sort(
         key=lambda t: (not t.outcome.ok, t.name not in in_finals, not t.tied, not t.tied and t.ratio_to_best)
     )  # fmt: skip
@@ -103,7 +112,7 @@ def _worst(timings: Sequence[Timing]) -> Timing:
 
 
 class SharedSearch:
-    """A pipeline and records as a search takes them, shared by the ranks of a group inside a ``with`` block.
+    """A pipeline and records as a search takes them, shared by the ranks of a group while they are :meth:`joined`.
 
     Args:
         group: the process group; None leaves both as they are.
@@ -124,46 +133,83 @@ class SharedSearch:
         asked: Sequence[Any],
     ) -> None:
         self.prefix, self.pipeline, self.records = "", pipeline, records
-        self._stack = ExitStack()
         self._ranks = None if group is None else Ranks(group)
         if self._ranks is not None:
             environment = pipeline.environment
             default = running(policy, environment).default(problem).compiled.name
             self.prefix = self._ranks.prefix
-            self.pipeline = _SharedPipeline(self._ranks, pipeline, default)
+            self.pipeline = self._shared = _SharedPipeline(self._ranks, pipeline, default)
             self.records = _SharedRecords(self._ranks, records.root)
             gpu = [environment.gpu_name, environment.num_sms, pipeline.can_measure()]
-            self._agreed = [problem, policy.name, *asked], gpu
+            self._agreed = {
+                "arguments and settings": [problem, policy.name, *asked],
+                "GPUs": gpu,
+            }
 
-    def __enter__(self) -> None:
-        if self._ranks is not None:
-            with self._stack as stack:
-                stack.enter_context(self._ranks)
-                for step, value in zip(
-                    ("arguments and settings", "GPUs"), self._agreed, strict=True
-                ):
-                    self._ranks.agree(step, value)
-                self._stack = stack.pop_all()
+    @contextmanager
+    def joined(self, measuring: Measuring) -> Iterator[None]:
+        """Search together inside the block.
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+        Args:
+            measuring: gives the lease of this rank's GPU, or raises a ``LeaseError``.
+        """
+        if self._ranks is None:
+            yield
+            return
+        self._shared.measuring = measuring
+        with self._ranks:
+            for step, value in self._agreed.items():
+                self._ranks.agree(step, value)
+            yield
+
+    def exchange(self, step: str, value: Any) -> list[Any]:
+        """The values of all ranks, see :meth:`.Ranks.exchange`; this process's own, where it is alone."""
+        return [value] if self._ranks is None else self._ranks.exchange(step, value)
+
+    def checked(
+        self, outcomes: Mapping[str, Outcome], interrupted: bool
+    ) -> tuple[dict[str, Outcome], bool]:
+        """Merge what the ranks found, which check different candidates by different clocks; True if one was interrupted."""
+        answers = self.exchange("checks", [outcomes, interrupted])
+        return merge([of_rank for of_rank, _ in answers]), any(cut for _, cut in answers)
 
 
 class _SharedPipeline:
-    """The pipeline of a rank: see :class:`~.pipeline.Pipeline`."""
+    """The pipeline of a rank: see :class:`~.pipeline.Pipeline`.
+
+    It holds the lease of its GPU while it measures, and never while it waits for other ranks.
+    """
+
+    measuring: Measuring
 
     def __init__(self, ranks: Ranks, inner: Pipeline, default: str) -> None:
         self._ranks, self._inner, self._default = ranks, inner, default
         self.environment = inner.environment
         self._turn = 0
-        self._checked: dict[str, Outcome] = {}  # by this rank
+
+    @property
+    def deadline(self) -> float:
+        """This rank's."""
+        return self._inner.deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._inner.deadline = deadline
+
+    @property
+    def gpu_id(self) -> str:
+        """This rank's."""
+        return self._inner.gpu_id
 
     def can_measure(self) -> bool:
         """True where this rank can."""
         return self._inner.can_measure()
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """Build on the first rank of each host; the others wait and take what its store has."""
 
@@ -171,31 +217,41 @@ class _SharedPipeline:
             self._ranks.check()
             progress(done, total, message)
 
-        builds = self._ranks.leads_host
-        results = self._inner.build(kernels, watched) if builds else ()
-        self._ranks.exchange("build", None)  # here the others wait
-        results = list(results if builds else self._inner.build(kernels, watched))
+        built: dict[str, Built | Outcome] = {}
+        names = [kernel.name for kernel in kernels]
+        if self._ranks.leads_host:
+            built = dict(zip(names, self._inner.build(kernels, watched, stop), strict=True))
+        failed: dict[str, Outcome] = {}
+        mine = {name: result for name, result in built.items() if isinstance(result, Outcome)}
+        for of_rank in self._ranks.exchange("build", mine):  # here the others wait
+            failed = of_rank | failed
+        if not self._ranks.leads_host:  # they do not begin what the first did not finish
+            ready = [kernel for kernel in kernels if kernel.name not in failed]
+            taken = self._inner.build(ready, watched, stop)
+            built = dict(zip((kernel.name for kernel in ready), taken, strict=True))
         self.environment = self._inner.environment
+        built |= failed
+        results = [built[name] for name in names]
         said = [r if isinstance(r, Outcome) else (r.code_digest or "") for r in results]
         for index, of_ranks in enumerate(zip(*self._ranks.exchange("built", said), strict=True)):
             failures = [result for result in of_ranks if isinstance(result, Outcome)]
             if failures:
                 results[index] = failures[0]
             elif len(set(of_ranks)) > 1:
-                name, codes = kernels[index].name, ", ".join(of_ranks)
-                raise DistributedError(f"the ranks have different machine code of {name}: {codes}")
+                raise DistributedError(
+                    f"the ranks have different machine code of {names[index]}: {', '.join(of_ranks)}"
+                )
         return results
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
-        """Check a kernel in its turn, and the default; the ranks that it falls to tell before the race."""
+        """Check a kernel in its turn, and the default; ``Ok`` without a proof leaves it to another rank."""
         self._ranks.check()
         if not built.path.name.startswith(self._default):
             self._turn += 1
             if self._turn % self._ranks.size != self._ranks.rank:
                 return Ok()
-        outcome = self._inner.verify(problem, built, deterministic=deterministic)
-        self._checked[_key(built)] = outcome
-        return outcome
+        with self.measuring():
+            return self._inner.verify(problem, built, deterministic=deterministic)
 
     def measure(
         self,
@@ -205,8 +261,9 @@ class _SharedPipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
-        """Race on all ranks what the ranks that checked it found right; half the time is the finals'."""
+        """Race on all ranks; half the time is the finals'. A history is of one rank, and counts for nothing here."""
         interrupted = False
 
         def watched(rounds: int, running: list[str]) -> None:
@@ -215,24 +272,28 @@ class _SharedPipeline:
 
         def race(names: Sequence[str]) -> list[Timing]:
             nonlocal interrupted
-            timings, cut_short = self._inner.measure(
-                problem,
-                {name: built[name] for name in names},
-                budget_seconds=budget_seconds / 2,
-                keep=names[:1],
-                on_round=watched,
-            )
+            try:
+                with self.measuring():
+                    timings, cut_short = self._inner.measure(
+                        problem,
+                        {name: built[name] for name in names},
+                        budget_seconds=budget_seconds / 2,
+                        keep=names[:1],
+                        on_round=watched,
+                    )
+            except LeaseError as error:
+                return [lost(name, Postponed(reason=str(error))) for name in names]
             interrupted |= cut_short
-            return timings
+            late = Postponed(reason="the budget ended before it was timed")
+            return [lost(t.name, late) if t.outcome.ok and not t.samples else t for t in timings]
 
-        checked = merge(self._ranks.exchange("checks", self._checked))
-        unknown = LaunchFailed(reason="no rank checked it")
-        outcomes = {name: checked.get(_key(kernel), unknown) for name, kernel in built.items()}
-        usable = [name for name, outcome in outcomes.items() if outcome.ok]
-        timings = race_together(self._ranks, usable, race)
+        timings = race_together(self._ranks, list(built), race)
         self.environment = self._inner.environment
-        failed = [lost(name, outcome) for name, outcome in outcomes.items() if not outcome.ok]
-        return timings + failed, any(self._ranks.exchange("interrupts", interrupted))
+        untimed = [isinstance(timing.outcome, Postponed) for timing in timings]
+        timings = [
+            lost(t.name, Ok()) if late else t for t, late in zip(timings, untimed, strict=True)
+        ]
+        return timings, any(self._ranks.exchange("interrupts", interrupted))
 
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
@@ -242,7 +303,9 @@ class _SharedPipeline:
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
         """The worst that any rank found: a failure, nothing, or the least ratio."""
-        mine = list(self._inner.confirm_all(doubts))
+        mine: list[float | Outcome | None] = [None] * len(doubts)
+        with suppress(LeaseError), self.measuring():
+            mine = list(self._inner.confirm_all(doubts))
         return [
             next((ratio for ratio in ratios if isinstance(ratio, Outcome)), None)
             or (None if None in ratios else min(ratios))
@@ -250,15 +313,10 @@ class _SharedPipeline:
         ]
 
 
-def _key(built: Built) -> str:
-    """A built kernel with its launch knobs, which several candidates may have in common but for them."""
-    return f"{built.path.name} {sorted(built.launch_knobs.items())}"
-
-
 def lost(name: str, outcome: Outcome) -> Timing:
     """The timing of an entry that was not raced."""
     return Timing(
-        name=name, outcome=outcome, median_us=inf, spread_us=0.0, samples=0, ratio_to_best=inf, error=inf, tied=False
+        name=name, outcome=outcome, median_us=inf, spread_us=0.0, samples=0, ratio_to_best=inf, error=inf
     )  # fmt: skip
 
 

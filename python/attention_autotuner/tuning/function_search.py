@@ -111,7 +111,7 @@ class FunctionSearch:
         """
         outcomes = self._checked()
         names = [name for name, outcome in outcomes.items() if outcome.ok]
-        seconds = self._progress.seconds_for_rounds(RACE_SECONDS)
+        seconds = self._progress.seconds_for_rounds(RACE_SECONDS, kept=0.0)
         timings: list[Timing] = []
         if self._in_step is not None:
             with _impatient(self._in_step.group):

@@ -8,12 +8,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.outcome import Crashed, Leaked, Outcome
+from ..core.outcome import Crashed, Leaked, Outcome, Postponed
 from ..core.problem import Problem
-from .racing import Race, Timing
+from .racing import History, Race, Timing
 from .rounds import FaultError, OnRound, Samples, run_rounds
 from .worker import TASKS, Worker
 
@@ -24,6 +25,7 @@ class InProcess:
     """A stand-in for a worker: tasks run in the caller's process, and one that faults leaves it without CUDA."""
 
     cuda_runtime = None
+    deadline = inf  # is not held to
 
     def __init__(self, device: int, *, tasks: str = TASKS) -> None:
         self._device = device
@@ -93,6 +95,7 @@ def measure(
     keep: Collection[str] = (),
     seed: int = 0,
     on_round: OnRound | None = None,
+    history: History | None = None,
 ) -> tuple[list[Timing], bool]:
     """Race kernels: :func:`race` with the libraries of each, or those of a step's forward and backward.
 
@@ -108,6 +111,7 @@ def measure(
         keep=keep,
         seed=seed,
         on_round=on_round,
+        history=history,
     )
 
 
@@ -120,6 +124,7 @@ def race(
     keep: Collection[str] = (),
     seed: int = 0,
     on_round: OnRound | None = None,
+    history: History | None = None,
 ) -> tuple[list[Timing], bool]:
     """Race entries; one that takes the worker with it is left out, and the others go on with the rounds so far.
 
@@ -134,6 +139,7 @@ def race(
         keep: names that are timed in every round.
         seed: of the inputs and of the order.
         on_round: called after each round with (rounds, names still in the race).
+        history: see :class:`.racing.Race`; what is settled by it is not timed again.
 
     Returns:
         The timings, fastest first, as :meth:`.racing.Race.results` has them; and whether Ctrl-C cut the race short.
@@ -141,7 +147,7 @@ def race(
     Raises:
         ArtifactError: there is no worker to be had.
     """
-    race = Race(list(crossed), keep=keep, seed=seed)
+    race = Race(list(crossed), keep=keep, seed=seed, history=history)
     alone, replays = False, 0
     deadline = 0.0
 
@@ -150,7 +156,7 @@ def race(
         return samples
 
     try:
-        while race.running:
+        while race.running and not race.settled():
             before, prepared = race.rounds, False
             try:
                 running = {name: crossed[name] for name in race.running}
@@ -166,6 +172,8 @@ def race(
                 break
             except FaultError as fault:
                 race.void()
+                if isinstance(fault.outcome, Postponed):
+                    break  # with the rounds so far
                 known = fault.at in race.running
                 if known or alone or not prepared:
                     for name in race.running:

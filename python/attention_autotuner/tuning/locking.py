@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.trust import make_folder
+from ..core.leases import Lease
 from ..errors import StoreError
 
 LOCK_TIMEOUT_SECONDS = 30.0
@@ -14,26 +14,13 @@ LOCK_TIMEOUT_SECONDS = 30.0
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock beside a file, whose folder is made, while it is read and written.
+    """Hold the lease beside a file, whose folder is made, while it is read and written.
 
     Raises:
-        StoreError: the package filelock is missing, another process holds the lock for too long, or the folder cannot
-            be written.
+        StoreError: another process holds it for too long, or the folder cannot be written.
     """
     try:
-        import filelock
-    except ImportError as error:
-        raise StoreError(
-            "writing tuning records needs the package filelock: pip install filelock"
-        ) from error
-    try:
-        make_folder(path.parent)
-        with filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_SECONDS):
+        with Lease(path.with_suffix(".lease")).wait(LOCK_TIMEOUT_SECONDS):
             yield
-    except filelock.Timeout as error:
-        raise StoreError(
-            f"another process holds {path.with_suffix('.lock')} for more than "
-            f"{LOCK_TIMEOUT_SECONDS:.0f} s"
-        ) from error
     except OSError as error:
         raise StoreError(f"cannot write the tuning record {path}: {error}") from error

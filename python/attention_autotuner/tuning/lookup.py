@@ -12,12 +12,15 @@ from math import log2
 from typing import Any, Literal, TypeVar
 
 from ..core.candidate import Candidate
+from ..core.outcome import Proof
 from ..core.problem import Problem
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
 from .record_schema import TuningRecord
 from .validity import Miss, PresentKernels, check, misfit
 
 MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
+
+PROVE = "`attention-autotuner records prove` verifies it on a GPU"
 
 Layer = Literal["record", "shipped"]
 Document = dict[str, Any]
@@ -57,6 +60,11 @@ class Hit:
         return None if timing is None else timing.median_us
 
     @property
+    def proof(self) -> Proof | None:
+        """The proof of the candidate; None before proofs were kept."""
+        return self.record.picked.proof
+
+    @property
     def estimate_us(self) -> float | None:
         """The cost model's time, microseconds."""
         return self.record.picked.estimate_us
@@ -73,6 +81,7 @@ class Query:
         space_digest: of the candidates that the policy offers now; None is not compared.
         kernels: what candidates' kernels are now; None is not compared.
         strict: soft differences are misses.
+        proven: a pick without a proof is one, too.
     """
 
     problem: Problem
@@ -81,6 +90,7 @@ class Query:
     space_digest: str | None = None
     kernels: PresentKernels | None = None
     strict: bool = False
+    proven: bool = False
 
 
 def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE) -> float | None:
@@ -123,6 +133,8 @@ def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
         proof = check(record.picked, query.kernels)
         if isinstance(proof, Miss):
             return proof
+    if query.proven and record.picked.proof is None:
+        return Miss(field="proof", expected="required", recorded="none", advice=PROVE)
     soft = _differences(SOFT_FIELDS, query.environment, record.environment)
     if query.space_digest not in (None, record.space_digest):
         now = str(query.space_digest)

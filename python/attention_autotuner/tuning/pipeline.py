@@ -6,22 +6,26 @@ them, so that a search on a machine without a GPU never loads it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import platform
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from ..arch.policy import Policy
-from ..arch.probe import current_device
+from ..arch.probe import cuda_driver, current_device
 from ..arch.resolution import native_arch
 from ..codegen.build import BuildTarget, build
 from ..codegen.render import RenderedKernel
 from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
+from ..codegen.tools import Stop
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
@@ -29,7 +33,7 @@ from ..errors import ArtifactError, UnsupportedArchitectureError
 from ..settings import Settings
 from . import isolated
 from .environment import Environment, collect
-from .racing import Timing
+from .racing import History, Timing
 from .worker import Worker
 
 LOGGER = logging.getLogger(__name__)
@@ -89,16 +93,26 @@ class Pipeline(Protocol):
 
     Attributes:
         environment: what stands beside every figure.
+        deadline: of ``time.monotonic``, seconds; checks and races that run then are ended.
+        gpu_id: names the GPU among all there are; one process at a time measures on it.
     """
 
     environment: Environment
+    deadline: float
+
+    @property
+    def gpu_id(self) -> str:
+        """See above."""
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """Build kernels, in their order; called with (done, total, message) as it goes.
 
-        A sweep calls this from several threads.
+        Once ``stop`` is true the rest is ``Postponed``. A sweep calls this from several threads.
         """
 
     def can_measure(self) -> bool:
@@ -115,8 +129,12 @@ class Pipeline(Protocol):
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
-        """Race kernels given in tie-breaking order; the timings, and whether Ctrl-C cut it short."""
+        """Race kernels given in tie-breaking order; the timings, and whether Ctrl-C cut it short.
+
+        What the history has counts, and it gets every round and failure as it comes.
+        """
 
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
@@ -132,11 +150,12 @@ class Pipeline(Protocol):
             The timings, and whether Ctrl-C cut it short.
         """
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
+    def confirm_all(self, doubts: Sequence[Doubt]) -> Iterable[float | Outcome | None]:
         """The default's time over the pick's for each, in a second, fresh process.
 
         Returns:
-            For each the ratio, or the outcome of a pick that failed there; None where nothing could be found out.
+            For each, as it comes, the ratio, or the outcome of a pick that failed there; None where nothing could be
+            found out.
         """
 
 
@@ -170,6 +189,7 @@ class LocalPipeline:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self._settings = settings
         self._device = current_device()
+        self.deadline = inf
         self._worker = Worker(self._device)
         self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
         weakref.finalize(self, self._worker.close)
@@ -179,8 +199,18 @@ class LocalPipeline:
             arch = native_arch(self.environment.capability)
         self._target = BuildTarget(arch=arch)
 
+    @property
+    def gpu_id(self) -> str:
+        """The UUID of the GPU, where the driver says it."""
+        with contextlib.suppress(UnsupportedArchitectureError):
+            return f"GPU-{cuda_driver().uuid(self._device)}"
+        return f"{platform.node()}-{self._device}"
+
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """See :meth:`Pipeline.build`; the worker starts meanwhile."""
         if self.can_measure():
@@ -202,6 +232,7 @@ class LocalPipeline:
             progress=lambda done, total, name, seconds: progress(
                 done, total, f"{name} in {seconds:.0f} s"
             ),
+            stop=stop,
         )
 
     def can_measure(self) -> bool:
@@ -210,6 +241,7 @@ class LocalPipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
+        self._worker.deadline = self.deadline
         return isolated.verify(self._runner, problem, built, deterministic=deterministic)
 
     def measure(
@@ -220,8 +252,10 @@ class LocalPipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
+        self._worker.deadline = self.deadline
         answer = isolated.measure(
             self._runner,
             problem,
@@ -229,6 +263,7 @@ class LocalPipeline:
             budget_seconds=budget_seconds,
             keep=keep,
             on_round=on_round,
+            history=history,
         )
         now, before = collect(self._device), self.environment
         runtime = self._runner.cuda_runtime or now.cuda_runtime
@@ -241,20 +276,23 @@ class LocalPipeline:
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
+        self._worker.deadline = inf  # a step's budgets are its searches'
         return isolated.measure(
             self._runner, problem, steps, budget_seconds=budget_seconds, keep=steps
         )
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | Outcome | None]:
+    def confirm_all(self, doubts: Sequence[Doubt]) -> Iterator[float | Outcome | None]:
         """See :meth:`Pipeline.confirm_all`."""
         seconds = CONFIRM_SECONDS if len(doubts) == 1 else CONFIRM_EACH_SECONDS
-        ratios: list[float | Outcome | None] = []
+        left = len(doubts)
         try:
             self._worker.renew()
-            ratios.extend(self._confirmed(doubt, seconds) for doubt in doubts)
+            for doubt in doubts:
+                ratio, left = self._confirmed(doubt, seconds), left - 1
+                yield ratio
         except ArtifactError as error:
             LOGGER.warning("what was picked is not confirmed: %s", error)
-        return ratios + [None] * (len(doubts) - len(ratios))
+            yield from [None] * left
 
     def _confirmed(self, doubt: Doubt, seconds: float) -> float | Outcome | None:
         entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
@@ -272,4 +310,6 @@ class LocalPipeline:
         default, pick = by_name[doubt.default[0]], by_name[doubt.pick[0]]
         if not pick.outcome.ok:
             return pick.outcome
-        return default.ratio_to_best / pick.ratio_to_best if default.outcome.ok else None
+        if not default.outcome.ok or not default.samples or not pick.samples:
+            return None
+        return default.ratio_to_best / pick.ratio_to_best

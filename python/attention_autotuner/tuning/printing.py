@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from math import isfinite
+from pathlib import Path
 
-from .progress import Event
-from .result import Row, TuneResult
+from ..core.candidate import Candidate
+from ..core.problem import Problem
+from .progress import Event, Listener
+from .result import Row
 
 SECONDS_BETWEEN_LINES = 5.0  # inside one phase
 
@@ -94,13 +98,32 @@ def describe(message: str, best_us: float | None, seconds_left: float | None) ->
     return ", ".join(notes)
 
 
-def print_ranking(result: TuneResult) -> None:
-    """Print the ranking of a search on stderr, best first."""
-    _print(f"{result.problem.describe()} on {result.arch}: {result.status}")
-    for row in result.rows:
-        _print(f"  {_time(row):>24}  {row.candidate.name}{_fate(row, result)}")
-    if result.record_path is not None:
-        _print(f"  recorded in {result.record_path}")
+def printed(listener: Listener | None) -> Listener:
+    """A listener to a search that prints each event, and tells another."""
+    printer = LinePrinter()
+
+    def listen(event: Event) -> None:
+        printer.listen(event)
+        if listener is not None:
+            listener(event)
+
+    return listen
+
+
+def print_ranking(
+    problem: Problem,
+    arch: str,
+    status: str,
+    rows: Iterable[Row],
+    pick: Candidate,
+    path: Path | None,
+) -> None:
+    """Print the ranking of a search on stderr, best first, and where it is recorded."""
+    _print(f"{problem.describe()} on {arch}: {status}")
+    for row in rows:
+        _print(f"  {_time(row):>24}  {row.candidate.name}{_fate(row, pick)}")
+    if path is not None:
+        _print(f"  recorded in {path}")
 
 
 def _time(row: Row) -> str:
@@ -109,11 +132,13 @@ def _time(row: Row) -> str:
     return f"estimate {row.estimate.us:,.1f} us"
 
 
-def _fate(row: Row, result: TuneResult) -> str:
+def _fate(row: Row, pick: Candidate) -> str:
     if not row.outcome.ok:
         return f"  {row.outcome.kind}: {row.outcome.reason}"
-    if row.candidate == result.pick:
+    if row.candidate == pick:
         return "  <- pick"
+    if row.tied:
+        return "  tied"
     return "" if row.fate == "ok" else f"  {row.fate}"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+LOGGER = logging.getLogger(__name__)
 
 Phase = Literal["rank", "build", "verify", "measure", "confirm", "record"]
 MIN_ROUNDS_SECONDS = 2.0  # even a spent budget measures this long
@@ -63,16 +66,17 @@ class Progress:
             return None
         return max(0.0, self._budget_seconds - self.elapsed_seconds)
 
-    def seconds_for_rounds(self, otherwise: float) -> float:
-        """Seconds to time: what is left of the budget, or ``otherwise`` without one."""
+    def seconds_for_rounds(self, otherwise: float, kept: float) -> float:
+        """Seconds to time: what is left of the budget but for those that are kept, or ``otherwise`` without one."""
         left = self.seconds_left
-        return otherwise if left is None else max(MIN_ROUNDS_SECONDS, left)
+        return otherwise if left is None else max(MIN_ROUNDS_SECONDS, left - kept)
 
     def tell(
         self, phase: Phase, done: int, total: int, message: str, best_us: float | None = None
     ) -> None:
-        """Send one event."""
+        """Log and send one event."""
+        said = self._prefix + message
+        LOGGER.debug("%s %d/%d: %s", phase, done, total, said)
         if self._listener is None:
             return
-        said = self._prefix + message
         self._listener(Event(phase, done, total, said, best_us, self.seconds_left))

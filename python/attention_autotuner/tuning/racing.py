@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
 from statistics import median
 
@@ -35,7 +35,8 @@ NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samp
 TIE_LOG_RATIO = log(1.005)
 
 
-FIGURES = ("median_us", "spread_us", "samples", "ratio_to_best")  # of a timing, that are recorded
+# Of a timing, that are recorded.
+FIGURES = ("median_us", "spread_us", "samples", "ratio_to_best", "ratio_low", "ratio_high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,6 @@ class Timing:
         samples: how many rounds it was timed in.
         ratio_to_best: its time over the best one's, from paired rounds; 1.0 for the best.
         error: standard error of the logarithm of ``ratio_to_best``.
-        tied: cannot be told from the best one.
     """
 
     name: str
@@ -60,7 +60,47 @@ class Timing:
     samples: int
     ratio_to_best: float
     error: float
-    tied: bool
+
+    @property
+    def _width(self) -> float:
+        """Half the interval's width, of the logarithm; 0 of the best, which is compared with nothing."""
+        return max(TIE_CONFIDENCE * self.error, TIE_LOG_RATIO) if self.error else 0.0
+
+    @property
+    def ratio_low(self) -> float:
+        """The lower end of the interval that ``ratio_to_best`` is known to lie in."""
+        return self.ratio_to_best * exp(-self._width)
+
+    @property
+    def ratio_high(self) -> float:
+        """The upper end."""
+        return self.ratio_to_best * exp(self._width)
+
+    @property
+    def tied(self) -> bool:
+        """True where it cannot be told from the best one: the interval includes 1."""
+        return self.outcome.ok and self.ratio_to_best < inf and self.ratio_low <= 1.0
+
+
+@dataclass
+class History:
+    """The memory of a race, which may go on from an earlier one's.
+
+    Attributes:
+        rounds: the times of every round, microseconds by name, in the order in which they were taken.
+        failed: why an entry could not be timed, by name.
+    """
+
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    failed: dict[str, Outcome] = field(default_factory=dict)
+
+    def add(self, times_us: dict[str, float]) -> None:
+        """Remember a round."""
+        self.rounds.append(times_us)
+
+    def fail(self, name: str, outcome: Outcome) -> None:
+        """Remember a failure."""
+        self.failed[name] = outcome
 
 
 class Race:
@@ -70,12 +110,20 @@ class Race:
         names: entries in tie-breaking order, the default first.
         keep: names that are never dropped (peers, the default), so that their ratios stay well known.
         seed: of the random order inside rounds.
+        history: what is known already, and remembers what is added.
 
     Raises:
         ValueError: no names, or a name twice, or a kept name that does not run.
     """
 
-    def __init__(self, names: Sequence[str], *, keep: Collection[str] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        keep: Collection[str] = (),
+        seed: int = 0,
+        history: History | None = None,
+    ) -> None:
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a race needs distinct names, got {list(names)}")
         if not set(keep) <= set(names):
@@ -85,10 +133,15 @@ class Race:
         self._random = random.Random(seed)
         self._order: list[str] = []  # of the last round, where the next is to be its reverse
         self._last_order: list[str] = []  # what that was before the last round
+        self._history = History() if history is None else history
         self._rounds: list[dict[str, float]] = []
-        self._running = list(names)
-        self._failed: dict[str, Outcome] = {}
         self._beaten_by: dict[str, str] = {}  # those that left, and the fastest of that time
+        self._failed = self._history.failed
+        self._running = [name for name in names if name not in self._failed]
+        for times in self._history.rounds:
+            # The order of the names is the order in which they were timed.
+            self._order = [] if self._order else list(times)
+            self._count(times)
 
     @property
     def running(self) -> list[str]:
@@ -123,7 +176,7 @@ class Race:
 
     def fail(self, name: str, outcome: Outcome) -> None:
         """Take an entry out because it could not be timed."""
-        self._failed[name] = outcome
+        self._history.fail(name, outcome)
         self._running = [other for other in self._running if other != name]
 
     def add(self, times_us: dict[str, float]) -> list[str]:
@@ -141,6 +194,11 @@ class Race:
         for name, time in times_us.items():
             if not 0.0 < time < inf:
                 raise ValueError(f"a time must be positive and finite, got {time} for {name}")
+        self._history.add(dict(times_us))
+        return self._count(times_us)
+
+    def _count(self, times_us: dict[str, float]) -> list[str]:
+        """Take a round into account; the names that it drops."""
         self._rounds.append(dict(times_us))
         best = self._best(self._running)
         if best is None or not self.balanced:
@@ -233,11 +291,10 @@ class Race:
         times = sorted(self._times(name))
         outcome: Outcome = self._failed.get(name, Ok())
         if not times or best is None:
-            ratio, error, middle = inf, inf, inf
+            ratio, error = inf, inf
         else:
             middle, error = self._compare(name, best) if name not in self._failed else (inf, inf)
             ratio = exp(middle) if middle < inf else inf
-        close = middle <= TIE_LOG_RATIO or middle <= TIE_CONFIDENCE * error
         return Timing(
             name=name,
             outcome=outcome,
@@ -246,7 +303,6 @@ class Race:
             samples=len(times),
             ratio_to_best=ratio,
             error=error,
-            tied=outcome.ok and ratio < inf and close,
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..core.candidate import Candidate
 from ..core.identity import digest16, values_of
-from ..core.outcome import Outcome, outcome_from_json
+from ..core.outcome import Ok, Outcome, Proof, outcome_from_json
 from ..core.problem import Problem
 from ..errors import RecordError, UnsupportedProblemError
 from ..kernels.configs import candidate_from_config, knob_schema, with_kernel
@@ -44,6 +44,8 @@ class Measurement:
         samples: how many timings the median is of.
         ratio_to_best: this median over the best one's of the same run, from paired rounds; 1.0 for the best.
         environment: digest of the environment it was taken in.
+        ratio_low, ratio_high: the interval that ``ratio_to_best`` is known to lie in; None in records from before it
+            was kept.
     """
 
     median_us: float
@@ -51,6 +53,13 @@ class Measurement:
     samples: int
     ratio_to_best: float
     environment: str
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+
+    @property
+    def tied(self) -> bool:
+        """True where it could not be told from the best of its run: the interval is known, and includes 1."""
+        return self.ratio_low is not None and self.ratio_low <= 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +68,7 @@ class CandidateEntry:
 
     Attributes:
         candidate: the candidate.
-        outcome: Ok, or why it fell out.
+        outcome: Ok, with the proof that it is right where one was kept, or why it fell out.
         source_digest: what its source says, see :func:`~.source_digest`; empty where it is
             known by ``kernel_digest`` alone.
         code_digest: its machine code, see :func:`~.code_digest`; None where it is not known.
@@ -82,6 +91,11 @@ class CandidateEntry:
     def __post_init__(self) -> None:
         if not self.knob_schema:
             object.__setattr__(self, "knob_schema", knob_schema(self.candidate.kernel))
+
+    @property
+    def proof(self) -> Proof | None:
+        """The proof; None before proofs were kept, and where it was not verified."""
+        return self.outcome.proof if isinstance(self.outcome, Ok) else None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form."""
@@ -174,6 +188,20 @@ class TuningRecord:
     def candidate(self) -> Candidate:
         """The candidate that serves."""
         return self.picked.candidate
+
+    @property
+    def ties(self) -> tuple[str, ...]:
+        """Names of the candidates that the run of the pick could not tell from its best, among them the pick's."""
+        picked = self.picked.measurement
+        timed = ((entry.candidate.name, entry.measurement) for entry in self.entries)
+        return tuple(
+            name
+            for name, timing in timed
+            if picked is not None
+            and timing is not None
+            and timing.tied
+            and timing.environment == picked.environment
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form that :meth:`from_json` reads back."""

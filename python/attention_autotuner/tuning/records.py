@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,13 +126,40 @@ class RecordStore:
         Raises:
             StoreError: the folder cannot be made, locked or written.
         """
+        written: list[TuningRecord] = []
+
+        def combined(old: TuningRecord, new: TuningRecord) -> TuningRecord:
+            written[:] = [merge(old, new)]
+            return written[0]
+
+        self.combine(record, combined)
+        return written[0] if written else record
+
+    def combine(
+        self, record: TuningRecord, how: Callable[[TuningRecord, TuningRecord], TuningRecord]
+    ) -> bool:
+        """Write what becomes of a record and the one that is there already; a damaged one is replaced.
+
+        Args:
+            record: the record.
+            how: takes the one that is there, and the record.
+
+        Returns:
+            Whether the file changed.
+
+        Raises:
+            StoreError: the folder cannot be made, locked or written.
+        """
         path = self.path(record.problem, record.arch, record.environment.gpu_name)
         with locked(path):
             document = self._read(path)
-            if document is not None:
-                record = _merge(document, record)
+            if document is not None and document.get("schema") in READ:
+                with suppress(RecordError):  # damaged: replaced by what is known now
+                    record = how(TuningRecord.from_json(document), record)
+            if document == record.to_json():
+                return False
             write_json(path, record.to_json())
-        return record
+        return True
 
     def count(self) -> int:
         """The number of files, whether or not they can be read."""
@@ -175,7 +203,7 @@ class RecordStore:
         return written
 
     def remove(self, keys: Collection[str]) -> None:
-        """Remove records.
+        """Remove records, each with its journal, so that the next search begins with nothing.
 
         Raises:
             StoreError: a file cannot be removed.
@@ -183,6 +211,7 @@ class RecordStore:
         try:
             for key in keys:
                 Path(key).unlink(missing_ok=True)
+                Path(key).with_suffix(".jsonl").unlink(missing_ok=True)  # its journal
         except OSError as error:
             raise StoreError(f"cannot remove tuning records: {error}") from error
 
@@ -231,14 +260,8 @@ class RecordStore:
         LOGGER.warning("damaged tuning record %s moved to %s: %s", path, target, reason)
 
 
-def _merge(document: Document, record: TuningRecord) -> TuningRecord:
-    """The new record with the older one's other entries and environments."""
-    if document.get("schema") not in READ:
-        return record
-    try:
-        old = TuningRecord.from_json(document)
-    except RecordError:
-        return record  # damaged: replaced by what is known now
+def merge(old: TuningRecord, record: TuningRecord) -> TuningRecord:
+    """A record with an older one's other entries and environments, unless that is of another GPU."""
     if any(getattr(old.environment, f) != getattr(record.environment, f) for f in HARD_FIELDS):
         return record
     names = {entry.candidate.name for entry in record.entries}

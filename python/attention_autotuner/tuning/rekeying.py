@@ -74,13 +74,13 @@ def wanted(records: Sequence[TuningRecord], *, every: bool) -> list[Key]:
     keys: dict[Key, None] = {}
     for record in records:
         for entry in entries_of(record, every=every):
-            target = target_of(_environment(record, entry))
+            target = target_of(environment_of(record, entry))
             if target is not None and (entry.code_digest is None) == _source_holds(entry):
                 keys[entry.candidate, target] = None
     return list(keys)
 
 
-def _environment(record: TuningRecord, entry: CandidateEntry) -> Environment:
+def environment_of(record: TuningRecord, entry: CandidateEntry) -> Environment:
     """The environment that an entry was measured in."""
     digest = "" if entry.measurement is None else entry.measurement.environment
     return record.environments.get(digest, record.environment)
@@ -153,7 +153,7 @@ def rekey(
     entries = {entry.candidate.name: entry for entry in record.entries}
     said = []
     for entry in entries_of(record, every=every):
-        environment = _environment(record, entry)
+        environment = environment_of(record, entry)
         new, state, reason = _rekey(entry, environment, codes, compiler)
         entries[entry.candidate.name] = new
         said.append(

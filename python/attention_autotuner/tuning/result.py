@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.candidate import Candidate
-from ..core.outcome import Outcome
+from ..core.outcome import Outcome, Postponed
 from ..core.problem import Problem
 from ..kernels.cost_model import Estimate
 from .racing import FIGURES, Timing
@@ -44,6 +45,18 @@ class Row:
     def artifact(self) -> Path | None:
         """The built library's folder or file, where it was built."""
         return None if self.built is None else self.built.path
+
+    @property
+    def is_over(self) -> bool:
+        """True where it was timed or fell out, so that no later search need try it."""
+        if self.outcome.ok:
+            return self.timing is not None and self.timing.samples > 0
+        return not isinstance(self.outcome, Postponed)
+
+    @property
+    def tied(self) -> bool:
+        """True where it could not be told from the fastest."""
+        return self.outcome.ok and self.timing is not None and self.timing.tied
 
     @property
     def fate(self) -> str:
@@ -86,6 +99,7 @@ class Row:
             "limiter": self.estimate.limiter,
             "outcome": self.outcome.to_json(),
             **{n: None if timing is None else finite(getattr(timing, n)) for n in FIGURES},
+            "tied": self.tied,
             "artifact": None if self.artifact is None else str(self.artifact),
         }
 
@@ -103,7 +117,7 @@ class TuneResult:
         rows: the shortlist, best first; candidates that fell out last.
         gain: how much faster the pick is than the default, e.g. 0.04; None unless both were measured.
         confirmed: whether a second, fresh process confirmed the gain; true when the default was kept.
-        interrupted: stopped by Ctrl-C or the budget; what is here is the best so far.
+        interrupted: stopped by Ctrl-C; what is here is the best so far.
         record: what was written or found, if so.
         record_path: its file.
         seconds: wall time.
@@ -157,10 +171,15 @@ def by_estimate(row: Row) -> tuple[bool, float, str]:
     return (not row.outcome.ok, row.estimate.us, row.candidate.name)
 
 
-def by_ratio(row: Row) -> tuple[bool, float, str]:
-    """Sort key: usable first, then the place in the race."""
-    ratio = inf if row.timing is None else row.timing.ratio_to_best
-    return (not row.outcome.ok, ratio, row.candidate.name)
+def by_ratio(default: Candidate) -> Callable[[Row], tuple[bool, float, bool, float]]:
+    """A sort key: usable first, then the place in the race; of a tie the default first, then by the model's time."""
+
+    def key(row: Row) -> tuple[bool, float, bool, float]:
+        ratio = inf if row.timing is None else row.timing.ratio_to_best
+        place = 0.0 if row.tied else ratio
+        return (not row.outcome.ok, place, row.candidate != default, row.estimate.us)
+
+    return key
 
 
 def median_us(row: Row) -> float | None:
@@ -171,3 +190,16 @@ def median_us(row: Row) -> float | None:
 def finite(value: float | None) -> float | None:
     """The value, or None in place of one that JSON cannot hold."""
     return value if value is not None and isfinite(value) else None
+
+
+def postponed(rows: Sequence[Row], reason: str) -> list[Row]:
+    """Rows whose turn did not come."""
+    late = Postponed(reason=reason)
+    return [replace(row, outcome=late) if row.outcome.ok else row for row in rows]
+
+
+def is_cut_short(rows: Sequence[Row]) -> bool:
+    """Return whether the budget ended before anything was found to be usable."""
+    return not any(row.outcome.ok for row in rows) and any(
+        isinstance(row.outcome, Postponed) for row in rows
+    )

@@ -1,41 +1,56 @@
 """The search: candidates, estimates, builds, checks, timings, record.
 
 Nothing is written as measured that was not: without a GPU a search ends after the build with a ranking marked
-``predicted``. Ctrl-C keeps the best so far. The policy's default is replaced only for a gain of at least 1 %, which a
-second, fresh process is asked to confirm.
+``predicted``. Ctrl-C keeps the best so far, and so does the end of a budget: what promises most is built, checked and
+timed first. The policy's default is replaced only for a gain of at least 1 %, which a second, fresh process is asked to
+confirm. Of several processes that search for one problem one does, and the others take its record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
-from functools import partial
 from math import inf
 from typing import Any
 
-from .. import settings as settings_module
 from ..arch import Policy, resolve
-from ..codegen.render import RenderedKernel, render, unique
+from ..codegen.render import RenderedKernel, render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
 from ..core.outcome import Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
-from ..errors import SettingsError
+from ..errors import LeaseError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
-from .distributed import SharedSearch
+from .arguments import problem_of, settings_of
+from .distributed import SAME_ON_ALL_RANKS, SharedSearch
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
-from .printing import LinePrinter, print_ranking
+from .printing import print_ranking, printed
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
-from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
+from .result import (
+    Row,
+    Status,
+    TuneResult,
+    by_estimate,
+    by_ratio,
+    is_cut_short,
+    median_us,
+    postponed,
+)
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
-from .stages import MIN_GAIN, Engine, built_by_name, choose, require_usable
+from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, require_usable
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
+# Of a budget, kept for what comes after the builds and after the checks: a race and its confirmation, and for a kernel
+# its check and its first launches in the race.
+FINISH_SECONDS, FINISH_SHARE = 7.0, 0.35
+CONFIRM_SECONDS, CONFIRM_SHARE = 4.0, 0.2
+CHECK_SECONDS, SET_UP_SECONDS = 0.5, 0.15
 
 
 def tune(
@@ -61,8 +76,8 @@ def tune(
         device_type: a policy, its class or its name; None is the present GPU's.
         effort: ``none`` ranks only, ``quick`` builds and measures the model's best, ``full`` every legal candidate;
             None takes the setting.
-        budget_seconds: wall time for the whole search; building that has begun is not cut short, measuring is. None
-            takes the setting.
+        budget_seconds: wall time for the whole search: compilers that still run are ended, what promises most goes
+            first, and the best so far is recorded. None takes the setting.
         top_k: how many candidates ``quick`` builds beside the default.
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
@@ -70,7 +85,7 @@ def tune(
             GPU: the pick is the same on all. None tunes in this process alone.
         for_step: record it as half of a training step, and name its direction in each message.
         in_process: run candidates in this process, which one that faults ends; None takes the setting.
-        listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
+        listener: told about progress, which the setting ``PRINT`` prints beside that, and the ranking.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
         fields: fields of the problem, when ``problem`` is not given.
@@ -91,14 +106,13 @@ def tune(
         top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
     )
     policy = resolve(device_type)
-    printing = listener is None and settings.print_tuning
     shared = SharedSearch(
         group,
         pipeline or LocalPipeline(policy, settings),
         records or RecordStore(settings.cache_dir / "records"),
         problem,
         policy,
-        [for_step, settings.effort, settings.always_tune, top_k, confirm],
+        [for_step, top_k, confirm, *(getattr(settings, name) for name in SAME_ON_ALL_RANKS)],
     )
     search = _Search(
         problem=problem,
@@ -106,46 +120,25 @@ def tune(
         policy=running(policy, shared.pipeline.environment),
         settings=settings,
         progress=Progress(
-            LinePrinter().listen if printing else listener,
+            printed(listener) if settings.print_tuning else listener,
             settings.budget_seconds,
             prefix=shared.prefix + f"{problem.direction}: " if for_step else shared.prefix,
         ),
         records=shared.records,
         pipeline=shared.pipeline,
+        fresh=settings.always_tune,
+        alone=group is None,
+        group=shared,
     )
-    with shared:
+    with shared.joined(search.measuring):
+        if settings.budget_seconds is not None:
+            search.deadline = time.monotonic() + settings.budget_seconds
         result = search.run(top_k=top_k, confirm=confirm)
-    if printing:
-        print_ranking(result)
+    if settings.print_tuning:
+        print_ranking(
+            problem, result.arch, result.status, result.rows, result.pick, result.record_path
+        )
     return result
-
-
-def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
-    """The problem of a call that names it whole or by its fields.
-
-    Raises:
-        TypeError: it names both, or a field does not exist.
-        UnsupportedProblemError: the problem is outside what kernels here solve.
-    """
-    if problem is not None and fields:
-        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
-    known = [field.name for field in dataclass_fields(Problem)]
-    for name in fields:
-        if name not in known:
-            raise TypeError(f"a problem has no field {name!r}; its fields: {', '.join(known)}")
-    return Problem(**fields) if problem is None else problem
-
-
-def settings_of(top_k: int, **arguments: Any) -> Settings:
-    """The settings in force, with the arguments of a search in their place that are not None.
-
-    Raises:
-        SettingsError: an argument is not among what is allowed.
-    """
-    if type(top_k) is not int or top_k < 0:  # nor a bool
-        raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
-    changes = {name: value for name, value in arguments.items() if value is not None}
-    return replace(settings_module.current(), **changes)
 
 
 @dataclass(kw_only=True)
@@ -156,6 +149,7 @@ class _Search(Engine):
     purpose: Purpose
     settings: Settings
     progress: Progress
+    group: SharedSearch
     interrupted: bool = False
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
@@ -170,18 +164,34 @@ class _Search(Engine):
         rows = [Row(candidate=c, estimate=e, outcome=Ok()) for c, e in chosen]
         if self.settings.effort == "none":
             return self._predicted(rows)
-        kernels = unique(render(row.candidate) for row in rows)
+        kernels = [render(c) for c in dict.fromkeys(row.candidate.compiled for row in rows)]
         sources = {kernel.name: source_digest(kernel) for kernel in kernels}
-        digests = {
-            row.candidate.name: sources[row.candidate.compiled.name]
-            for row in rows
-            if row.candidate.compiled.name in sources
-        }
-        rows = [
-            replace(row, source_digest=digests[row.candidate.name])
-            for row in rows
-            if row.candidate.name in digests
-        ]
+        digests = {row.candidate.name: sources[row.candidate.compiled.name] for row in rows}
+        rows = [replace(row, source_digest=digests[row.candidate.name]) for row in rows]
+        if not self.pipeline.can_measure():
+            return self._predicted(self._build(kernels, rows))
+        known = self._known(digests)
+        if known is not None and all(known.entry(row.candidate.name) for row in rows):
+            return self._recorded(known, rows)
+        path = self.path(self.problem).with_suffix(".search.lease")
+        try:
+            lease = self.leased(path, self._tell_of_another) if self.alone else nullcontext()
+        except LeaseError as error:
+            return self._predicted(postponed(rows, str(error)))
+        with lease:
+            return self._measured(kernels, rows, digests, confirm)
+
+    def _tell_of_another(self) -> None:
+        self.progress.tell("rank", 0, 1, "another process searches for this problem")
+
+    def _measured(
+        self,
+        kernels: Sequence[RenderedKernel],
+        rows: list[Row],
+        digests: dict[str, str],
+        confirm: bool,
+    ) -> TuneResult:
+        """The search on the GPU, unless another process has finished it meanwhile."""
         known = self._known(digests)
         if known is not None and all(known.entry(row.candidate.name) for row in rows):
             return self._recorded(known, rows)
@@ -193,42 +203,65 @@ class _Search(Engine):
                 if row.candidate.name in anchors or not known.entry(row.candidate.name)
             ]
         rows = self._build(kernels, rows)
-        if not self.interrupted and self.pipeline.can_measure():
+        if not self.interrupted:
             rows = self._verify(rows)
-            if not self.interrupted:
-                rows = self._race(rows)
-        timed = [row for row in rows if row.outcome.ok and row.timing is not None]
+        if not self.interrupted and not is_cut_short(rows):
+            rows = self._race(rows, confirm)
+        timed = [row for row in rows if row.outcome.ok and row.is_over]
         return self._decide(rows, timed, confirm) if timed else self._predicted(rows)
 
     # --- before the GPU ----------------------------------------------------------------------------
 
     def _known(self, digests: dict[str, str]) -> TuningRecord | None:
-        if self.settings.always_tune or not self.pipeline.can_measure():
+        if self.settings.always_tune:
             return None
         return self.recall(self.problem, digests)
 
     def _build(self, kernels: Sequence[RenderedKernel], rows: list[Row]) -> list[Row]:
-        wanted = {row.candidate.compiled.name for row in rows}
-        kernels = [kernel for kernel in kernels if kernel.name in wanted]
+        order = {row.candidate.compiled.name: place for place, row in enumerate(rows)}
+        order[self.default.compiled.name] = -1  # its time is what others must beat
+        kernels = sorted(
+            (kernel for kernel in kernels if kernel.name in order), key=lambda k: order[k.name]
+        )
+        if self.settings.budget_seconds is not None:  # more could not be checked in time
+            kernels = kernels[: 1 + int(self.settings.budget_seconds / CHECK_SECONDS)]
+        timed, built = self.pipeline.can_measure(), 0
+
+        def progress(done: int, total: int, message: str) -> None:
+            nonlocal built
+            built = done
+            self.progress.tell("build", done, total, message)
+
+        def stop() -> bool:
+            """True when the time left is what checks and a race of the kernels so far will take."""
+            needed = self._reserve(FINISH_SECONDS, FINISH_SHARE) if timed and built else 0.0
+            return self.seconds_left <= needed + built * (CHECK_SECONDS + SET_UP_SECONDS)
+
         results: Sequence[Built | Outcome] = ()
         try:
-            results = self.pipeline.build(kernels, partial(self.progress.tell, "build"))
+            results = self.pipeline.build(kernels, progress, stop)
         except KeyboardInterrupt:
             self.interrupted = True
         by_name = dict(zip((kernel.name for kernel in kernels), results, strict=False))
-        timed = self.pipeline.can_measure()
         refined: list[Row] = []
         for row in rows:
             result = by_name.get(row.candidate.compiled.name)
             if result is not None:
                 row = self.examine(self.problem, row, result, timed=timed)
+            elif not self.interrupted:
+                (row,) = postponed([row], "the budget does not suffice for so many kernels")
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
             if not any(row.outcome.ok for row in refined):
                 refined = [self._admitted(row, limit) for row in refined]
-        require_usable(self.problem, self.policy.name, refined)
+        if not is_cut_short(refined):
+            require_usable(self.problem, self.policy.name, refined)
         return sorted(refined, key=by_estimate)
+
+    def _reserve(self, seconds: float, share: float) -> float:
+        """Seconds of the budget to keep: as many, or a share of a small budget."""
+        return min(seconds, share * (self.settings.budget_seconds or inf))
 
     def _admitted(self, row: Row, limit: float = inf) -> Row:
         """A row that takes part although its compiler says that it is slow, if it spills no more bytes than a limit."""
@@ -240,37 +273,49 @@ class _Search(Engine):
 
     def _verify(self, rows: list[Row]) -> list[Row]:
         checked: list[Row] = []
+        rows = sorted(rows, key=lambda row: row.candidate != self.default)
         for index, row in enumerate(rows):
             self.progress.tell("verify", index, len(rows), row.candidate.name)
             if row.candidate == self.default:
                 row = self._admitted(row)  # it serves untuned callers: others must beat its time
             if row.outcome.ok and row.built is not None and not self.interrupted:
+                right = sum(other.outcome.ok for other in checked)
+                needed = self._reserve(FINISH_SECONDS, FINISH_SHARE) + right * SET_UP_SECONDS
+                if self.seconds_left <= (needed if right else 0.0):
+                    checked += postponed([row], "the budget ended before it was checked")
+                    continue
                 try:
-                    outcome = self.verify(self.problem, row.candidate, row.built)
-                    row = replace(row, outcome=outcome)
+                    row = replace(row, outcome=self.verify(self.problem, row, row.built))
                 except KeyboardInterrupt:
                     self.interrupted = True
             checked.append(row)
-        return checked
+        outcomes = {row.candidate.name: row.outcome for row in checked}
+        outcomes, self.interrupted = self.group.checked(outcomes, self.interrupted)
+        return [replace(row, outcome=outcomes[row.candidate.name]) for row in checked]
 
-    def _race(self, rows: list[Row]) -> list[Row]:
+    def _race(self, rows: list[Row], confirm: bool) -> list[Row]:
         count = sum(row.outcome.ok for row in rows)
 
         def on_round(rounds: int, running: list[str]) -> None:
             self.progress.tell("measure", rounds, rounds, f"{len(running)} of {count} in the race")
 
-        seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.settings.effort])
-        raced, self.interrupted = self.race(self.problem, rows, seconds, on_round)
+        kept = self._reserve(CONFIRM_SECONDS, CONFIRM_SHARE) if confirm else 0.0
+        seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.settings.effort], kept)
+        try:
+            raced, self.interrupted = self.race(self.problem, rows, seconds, on_round)
+        except LeaseError as error:
+            return postponed(rows, str(error))
         return raced
 
     def _decide(self, rows: list[Row], timed: list[Row], confirm: bool) -> TuneResult:
         pick, gain = choose(timed, self.default)
         confirmed = not gain
-        if gain and confirm and not self.interrupted:
+        asks = bool(gain) and confirm and not self.interrupted
+        if asks and all(self.group.exchange("time to confirm", self.seconds_left > 0)):
             name = pick.candidate.name
             self.progress.tell("confirm", 0, 1, name, median_us(pick))
             doubt = Doubt.of(self.problem, name, self.default.name, built_by_name(timed))
-            (ratio,) = self.pipeline.confirm_all([doubt])
+            (ratio,) = self.confirm([doubt])
             if isinstance(ratio, Outcome):  # of the pick: not what should serve
                 failed = replace(pick, outcome=ratio)
                 rows = [failed if row is pick else row for row in rows]
@@ -301,7 +346,7 @@ class _Search(Engine):
             rows[index] = replace(row, outcome=entry.outcome, timing=entry.measurement)
         if known.purpose != self.purpose:
             known = self.records.put(replace(known, purpose=self.purpose))
-        return self._remembered("recorded", sorted(rows, key=by_ratio), known)
+        return self._remembered("recorded", sorted(rows, key=by_ratio(self.default)), known)
 
     def _remembered(
         self, status: Status, rows: list[Row], record: TuningRecord, gain: float | None = None
@@ -313,12 +358,11 @@ class _Search(Engine):
             gain=gain,
             confirmed=record.confirmed,
             record=record,
-            record_path=self.records.path(
-                self.problem, self.policy.name, self.pipeline.environment.gpu_name
-            ),
+            record_path=self.path(self.problem),
         )
 
     def _result(self, status: Status, pick: Candidate, rows: list[Row], **more: Any) -> TuneResult:
+        log_outcomes(self.problem, self.policy.name, status, pick, rows)
         return TuneResult(
             problem=self.problem,
             arch=self.policy.name,

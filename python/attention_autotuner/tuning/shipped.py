@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..codegen.files import write_atomic
-from ..core.identity import slug
+from ..core.identity import digest16, slug
 from ..core.problem import Problem
 from ..core.trust import parse_json
 from ..errors import RecordError
@@ -34,7 +34,7 @@ class ShippedFile:
     Attributes:
         gpu_name: the driver's name of the GPU.
         environments: that its lines name, by digest.
-        lines: one for each problem.
+        lines: one for each problem, with its proofs.
     """
 
     gpu_name: str
@@ -68,10 +68,11 @@ def read_shipped(source: Path | Traversable) -> ShippedFile:
             raise ValueError(f"schema {SCHEMA} expected, got {header['schema']!r}")
         if not all(isinstance(line, dict) for line in lines):
             raise TypeError("a line is a JSON object")
+        proofs = dict(header.get("proofs", {}))
         return ShippedFile(
             gpu_name=str(header["gpu_name"]),
             environments=dict(header["environments"]),
-            lines=tuple(lines),
+            lines=tuple(_with_proofs(line, proofs.__getitem__) for line in lines),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"the shipped records {source} are damaged: {error}") from error
@@ -86,16 +87,35 @@ def write_lines(
         path: the file.
         gpu_name: the driver's name of the GPU.
         environments: by digest; those that no line names are left out.
-        lines: one for each problem.
+        lines: one for each problem, with its proofs.
     """
     used = {line["environment"] for line in lines}
+    proofs: dict[str, Document] = {}
+
+    def by_digest(proof: Document) -> str:
+        name = digest16(proof)
+        proofs[name] = proof
+        return name
+
+    lines = [_with_proofs(line, by_digest) for line in lines]
     header = {
         "schema": SCHEMA,
         "gpu_name": gpu_name,
         "environments": {name: environments[name] for name in environments if name in used},
     }
+    header |= {"proofs": proofs} if proofs else {}
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (header, *lines))
     write_atomic(path, text)
+
+
+def _with_proofs(line: Document, change: Callable[[Any], Any]) -> Document:
+    """A line with something in place of each proof: lines of one kernel have one in common, which the header holds."""
+    return {
+        name: {**part, "proof": change(part["proof"])}
+        if name in ("pick", "default") and isinstance(part, dict) and part.get("proof")
+        else part
+        for name, part in line.items()
+    }
 
 
 class ShippedPicks:

@@ -92,7 +92,10 @@ def _entry_line(entry: CandidateEntry, problem: Problem) -> Document:
         if getattr(entry, name) is not None
     }
     if entry.measurement is not None:
-        line |= {name: _rounded(getattr(entry.measurement, name)) for name in FIGURES}
+        figures = {name: getattr(entry.measurement, name) for name in FIGURES}
+        line |= {name: _rounded(value) for name, value in figures.items() if value is not None}
+    if entry.proof is not None:
+        line["proof"] = asdict(entry.proof)
     return line | {"estimate_us": _rounded(entry.estimate_us)}
 
 
@@ -150,7 +153,7 @@ def _entry_document(
     return {
         "name": name,
         "candidate": config,
-        "outcome": {"kind": "ok", "reason": "", "log": ""},
+        "outcome": {"kind": "ok", "reason": "", "log": "", "proof": line.get("proof")},
         "measurement": {**timing, "environment": environment} if timing else None,
         "estimate_us": line["estimate_us"],
         **{part: line.get(short) for part, short in _DIGESTS.items()},

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
 
 from ..arch.policy import Policy
+from ..codegen.files import store_errors
 from ..codegen.render import render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
-from ..core.outcome import Infeasible, Ok, Outcome, Serialized
+from ..core.identity import slug
+from ..core.leases import Lease
+from ..core.outcome import Infeasible, Ok, Outcome, Postponed, Serialized
 from ..core.problem import Problem
-from ..errors import NoCandidateError
+from ..errors import LeaseError, NoCandidateError
 from ..kernels.cost_model import estimate, refine
+from ..settings import current
 from .class_pools import small_problem
+from .journal import Journal, Ratio, kernel_id, key_of
 from .lookup import Hit, Query
-from .pipeline import Built, Pipeline, launched
+from .pipeline import Built, Doubt, Pipeline, launched
 from .record_schema import Purpose, TuningRecord, space_digest
 from .records import RecordStore
 from .result import Row, gain_over
 from .spills import check_spills
 from .validity import Miss, PresentKernels, check
 
+LOGGER = logging.getLogger(__name__)
+
 MIN_GAIN = 0.01  # over the default, or it stays
+GRACE_SECONDS = 3.0  # after a deadline, for what is nearly done on the GPU
 
 
 def built_of(
@@ -61,6 +74,15 @@ def require_usable(problem: Problem, arch: str, rows: Sequence[Row]) -> None:
     raise NoCandidateError("\n".join(lines))
 
 
+def log_outcomes(
+    problem: Problem, arch: str, status: str, pick: Candidate, rows: Iterable[Row]
+) -> None:
+    """Log the pick of a search, and what became of each candidate."""
+    LOGGER.info("%s on %s: %s, pick %s", problem.describe(), arch, status, pick.name)
+    for row in rows:
+        LOGGER.debug("%s: %s %s", row.candidate.name, row.fate, row.outcome.reason)
+
+
 def choose(raced: Sequence[Row], default: Candidate) -> tuple[Row, float | None]:
     """The fastest, or the default where nothing is at least :data:`MIN_GAIN` faster.
 
@@ -86,12 +108,62 @@ class Engine:
     Attributes:
         policy: whose candidates.
         pipeline: builds, verifies, measures and confirms.
-        records: where picks are kept.
+        records: where picks are kept, and journals beside them.
+        fresh: nothing counts that earlier searches wrote into journals.
+        deadline: of ``time.monotonic``, seconds; nobody is waited for any longer.
+        alone: no other ranks take part. With them journals are neither read nor written, as ranks that know different
+            things would part ways, and the pipeline takes the lease of the GPU, which none holds while it waits for
+            another.
     """
 
     policy: Policy
     pipeline: Pipeline
     records: RecordStore
+    fresh: bool = False
+    deadline: float = inf
+    alone: bool = True
+    _journals: dict[str, Journal] = field(default_factory=dict, init=False)
+    _kernels: dict[str, str] = field(default_factory=dict, init=False)  # ids by candidate name
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def path(self, problem: Problem) -> Path:
+        """The file of a problem's record."""
+        gpu_name = self.pipeline.environment.gpu_name
+        return self.records.path(problem, self.policy.name, gpu_name)
+
+    def journal(self, problem: Problem) -> Journal:
+        """The journal of a problem, as it was when this engine first asked for it."""
+        key = key_of(problem, self.pipeline.environment)
+        if key not in self._journals:
+            path = self.path(problem).with_suffix(".jsonl") if self.alone else None
+            self._journals[key] = Journal(path, key, fresh=self.fresh)
+        return self._journals[key]
+
+    def measuring(self) -> Lease:
+        """The lease of the GPU, held, to be used as a context manager.
+
+        Raises:
+            LeaseError: another process holds it until the deadline.
+        """
+        self.pipeline.deadline = self.deadline + GRACE_SECONDS
+        return self.leased(self.records.root / "gpus" / f"{slug(self.pipeline.gpu_id)}.lease")
+
+    def _held(self) -> AbstractContextManager[object]:
+        return self.measuring() if self.alone else nullcontext()
+
+    def leased(self, path: Path, tick: Callable[[], None] = lambda: None) -> Lease:
+        """A lease, held, which is waited for until the deadline; see :meth:`.Lease.wait`.
+
+        Raises:
+            LeaseError: another process holds it until then.
+            StoreError: the folder cannot be written.
+        """
+        with store_errors(path):
+            return Lease(path).wait(None if self.deadline == inf else self.seconds_left, tick)
 
     def recall(self, problem: Problem, digests: Mapping[str, str]) -> TuningRecord | None:
         """The record of this very problem, without the entries whose kernels changed since; None where there is none.
@@ -107,12 +179,15 @@ class Engine:
             environment=self.pipeline.environment,
             kernels=kernels,
             strict=True,
+            proven=current().strict_proof,
         )
         answer = self.records.find(query)
         if not isinstance(answer, Hit) or not answer.exact:
             return None
         entries = []
         for entry in answer.record.entries:
+            if query.proven and entry.outcome.ok and entry.proof is None:
+                continue
             now = digests.get(entry.candidate.name)
             if now is None or now == entry.source_digest:
                 entries.append(entry)
@@ -143,9 +218,21 @@ class Engine:
         built = launched(result, row.candidate)
         return replace(row, estimate=refined, outcome=outcome, built=built)
 
-    def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
-        """Check a kernel against the reference."""
-        return self.pipeline.verify(problem, built, deterministic=candidate.deterministic)
+    def verify(self, problem: Problem, row: Row, built: Built) -> Outcome:
+        """Check a row's kernel against the reference, unless the journal has the outcome."""
+        journal, kernel = self.journal(problem), kernel_id(row.candidate.name, row.source_digest)
+        known = journal.outcome(kernel)
+        if known is not None:
+            return known
+        try:
+            with self._held():
+                outcome = self.pipeline.verify(
+                    problem, built, deterministic=row.candidate.deterministic
+                )
+        except LeaseError as error:
+            return Postponed(reason=str(error))
+        journal.add_outcome(kernel, outcome)
+        return outcome
 
     def prepared(
         self, candidate: Candidate, result: Built | Outcome, source_digest: str, *, default: bool
@@ -167,7 +254,7 @@ class Engine:
         )
         row = self.examine(small, row, result)
         if row.built is not None and (row.outcome.ok or default):
-            row = replace(row, outcome=self.verify(small, candidate, row.built))
+            row = replace(row, outcome=self.verify(small, row, row.built))
         return row
 
     def race(
@@ -190,6 +277,7 @@ class Engine:
 
         Raises:
             NoCandidateError: no row is usable, before or after.
+            LeaseError: another process measures on the GPU until the deadline.
         """
         require_usable(problem, self.policy.name, rows)
         default = self.policy.default(problem)
@@ -199,17 +287,23 @@ class Engine:
             key=lambda row: (row.candidate != default, row.estimate.us),
         )
         built = built_by_name(usable)
-        timings, interrupted = self.pipeline.measure(
-            problem,
-            built,
-            budget_seconds=seconds,
-            keep=[name for name in built if name == default.name],
-            on_round=on_round,
-        )
-        raced = [
-            replace(by_name.pop(timing.name), outcome=timing.outcome, timing=timing)
-            for timing in timings
-        ]
+        for row in usable:
+            self._kernels[row.candidate.name] = kernel_id(row.candidate.name, row.source_digest)
+        history = self.journal(problem).race({name: self._kernels[name] for name in built})
+        with self._held():
+            timings, interrupted = self.pipeline.measure(
+                problem,
+                built,
+                budget_seconds=seconds,
+                keep=[name for name in built if name == default.name],
+                on_round=on_round,
+                history=history,
+            )
+        raced = []
+        for timing in timings:
+            row = by_name.pop(timing.name)
+            outcome = row.outcome if timing.outcome.ok else timing.outcome  # the former has a proof
+            raced.append(replace(row, outcome=outcome, timing=timing))
         raced += by_name.values()
         if not interrupted:
             require_usable(problem, self.policy.name, raced)
@@ -221,6 +315,26 @@ class Engine:
         if row.built is None:
             return replace(row, estimate=estimate(problem, candidate, spec))
         return replace(row, estimate=refine(problem, candidate, spec, row.built.report))
+
+    def confirm(self, doubts: Sequence[Doubt]) -> list[Ratio]:
+        """Ask a second process about picks of races, as far as the journals do not have its answer.
+
+        Returns:
+            See :meth:`.Pipeline.confirm_all`.
+        """
+        ratios = [self.journal(doubt.problem).ratio(*self._ids(doubt)) for doubt in doubts]
+        places = [place for place, ratio in enumerate(ratios) if ratio is None]
+        if places:
+            asked = [doubts[place] for place in places]
+            with suppress(LeaseError), self._held():
+                answers = self.pipeline.confirm_all(asked)
+                for place, doubt, ratio in zip(places, asked, answers, strict=True):
+                    ratios[place] = ratio
+                    self.journal(doubt.problem).add_ratio(*self._ids(doubt), ratio)
+        return ratios
+
+    def _ids(self, doubt: Doubt) -> tuple[str, str]:
+        return self._kernels[doubt.pick[0]], self._kernels[doubt.default[0]]
 
     def remember(
         self,
@@ -235,7 +349,7 @@ class Engine:
 
         Args:
             problem: as measured.
-            rows: what this search found.
+            rows: what this search found; those that came to no end are left out.
             pick: the candidate that serves from now on.
             confirmed: whether a second process confirmed its gain, or it is the default.
             purpose: of the search; its direction by default.
@@ -250,8 +364,15 @@ class Engine:
             pick=pick.name,
             default=self.policy.default(problem).name,
             confirmed=confirmed,
-            entries=tuple(row.entry(environment.digest) for row in rows),
+            entries=tuple(
+                row.entry(environment.digest)
+                for row in rows
+                if row.is_over or row.candidate.name == pick.name
+            ),
             environment=environment,
             environments={environment.digest: environment},
         )
-        return self.records.put(record)
+        record = self.records.put(record)
+        if confirmed:
+            self.journal(problem).end()
+        return record

@@ -12,12 +12,13 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..settings import Effort
+from .arguments import problem_of, settings_of
 from .pipeline import LocalPipeline, Pipeline
 from .progress import Listener
 from .racing import Timing
 from .records import RecordStore
 from .result import TuneResult, finite
-from .search import problem_of, settings_of, tune
+from .search import tune
 from .stages import built_of
 
 LOGGER = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ TIMED = (
     "picks_us",
     "defaults_us",
     "gain",
+    "tied",
 )  # fields of a result about the step as a whole
 
 Source = Literal["measured", "predicted", "unknown"]
@@ -46,6 +48,7 @@ class StepResult:
         defaults_us: a step with both defaults; None where it is not known, e.g. because one of them does not build.
         gain: how much faster the step is with the picks than with the defaults, from paired rounds; None unless both
             were measured.
+        tied: the two could not be told apart; None unless both were measured, and where they are one.
         interrupted: stopped by Ctrl-C; what is here is the best so far.
     """
 
@@ -55,6 +58,7 @@ class StepResult:
     picks_us: float | None = None
     defaults_us: float | None = None
     gain: float | None = None
+    tied: bool | None = None
     interrupted: bool = False
 
     @property
@@ -192,14 +196,16 @@ def _timed(
         if not timing.outcome.ok:
             LOGGER.warning("the step with the %s was not timed: %s", timing.name, timing.outcome)
     picks, defaults = by_name.get(PICKS), by_name.get(DEFAULTS if DEFAULTS in wanted else PICKS)
-    gain = None
+    gain = tied = None
     if picks is not None and defaults is not None:
         gain = defaults.ratio_to_best / picks.ratio_to_best - 1.0
+        tied = picks.tied and defaults.tied if picks is not defaults else None
     return replace(
         result,
         source="measured" if by_name else "unknown",
         picks_us=None if picks is None else picks.median_us,
         defaults_us=None if defaults is None else defaults.median_us,
         gain=gain,
+        tied=tied,
         interrupted=interrupted,
     )

@@ -1,8 +1,10 @@
 """Tuning many problems under one budget: builds run ahead while what is built is verified, raced and confirmed.
 
 A pick never loses to the policy's default: the default is in every race, and is replaced only after a second, fresh
-process has confirmed a gain. Until then the record says the default, unconfirmed. Whatever ends a sweep early, each
-record that was written stays, and the next sweep goes on from there.
+process has confirmed a gain. Until then the record says the default, unconfirmed. Problems race as soon as their
+kernels are built, the first of the plan first; where the budget does not suffice for all, for as many as it does, with
+what is built of their kernels. Whatever ends a sweep early, each record that was written stays, and the next sweep goes
+on from there.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
-from ..errors import NoCandidateError
+from ..errors import LeaseError, NoCandidateError
 from .build_ahead import BuildAhead
 from .pipeline import Built, Doubt
+from .printing import print_ranking
 from .record_schema import TuningRecord
 from .result import Row
-from .stages import MIN_GAIN, Engine, built_by_name, choose, source_digests
+from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, source_digests
 from .sweep_plan import RACE_SECONDS, SET_UP_SECONDS, VERIFY_SECONDS, Group, Plan, racing_seconds
 
 Status = Literal["measured", "recorded", "unconfirmed", "left", "failed"]
@@ -66,6 +68,7 @@ class Settled:
             "gain": self.gain,
             "confirmed": None if record is None else record.confirmed,
             "candidates": 0 if record is None else len(record.entries),
+            "ties": [] if record is None else list(record.ties),
             "reason": self.reason,
         }
 
@@ -112,14 +115,16 @@ class Sweep(Engine):
 
     Attributes:
         plan: what to do.
-        budget_seconds: wall time for all of it; what has begun is finished.
+        budget_seconds: wall time for all of it; compilers that still run are ended.
         again: measure what is recorded already, too.
+        printing: print the ranking of each race.
         tell: told (phase, done, total, message).
     """
 
     plan: Plan
     budget_seconds: float
     again: bool = False
+    printing: bool = False
     tell: Tell = lambda phase, done, total, message: None
     _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
@@ -127,6 +132,7 @@ class Sweep(Engine):
     # Of a race that the default lost: its record, the gain, and what is to be confirmed.
     _doubts: list[tuple[TuningRecord, float, Doubt]] = field(default_factory=list, init=False)
     _verified: int = field(default=0, init=False)
+    _raced: int = field(default=0, init=False)
 
     def run(self) -> SweepResult:
         """Do what the budget allows.
@@ -134,7 +140,8 @@ class Sweep(Engine):
         Raises:
             ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         """
-        self._deadline = time.monotonic() + self.budget_seconds
+        self.deadline = time.monotonic() + self.budget_seconds
+        self.fresh = self.again
         self._defaults = {self.policy.default(problem) for problem in self.plan.problems}
         self._digests = source_digests(self.plan.candidates)
         interrupted = False
@@ -144,6 +151,7 @@ class Sweep(Engine):
             [candidate for group in groups for candidate in group.pool],
             jobs=self.plan.jobs,
             on_built=partial(self.tell, "build"),
+            deadline=self.deadline,
         )
         try:
             self._work(groups, ahead)
@@ -173,39 +181,60 @@ class Sweep(Engine):
     def _work(self, groups: Sequence[Group], ahead: BuildAhead) -> None:
         total = sum(len(group.problems) for group in groups)
         done = 0
-        for place, group in enumerate(groups):
-            waiting = (total - done, len(groups) - place)
-            self._await(group, ahead, waiting)
-            if not self._time_for_a_race():
-                ahead.stop()  # nothing of what is still to come will be raced
-                break
-            rows = self._prepare(group, ahead, waiting)
+        waiting = list(groups)
+        while waiting and self._has_time():
+            left = (sum(len(group.problems) for group in waiting), len(waiting))
+            group = self._next(waiting, ahead, left)
+            if group is None:
+                self._pass_time(waiting, ahead)
+                continue
+            waiting.remove(group)
+            rows = self._prepare(group, ahead, left)
             for problem in group.problems:
-                if not self._time_for_a_race():
+                if not self._has_time():
                     break
                 self.tell("race", done, total, problem.describe())
                 with self._timed("race"):
                     self._settle_by_race(problem, rows)
+                self._raced += 1
                 done += 1
+        ahead.close()  # nothing of what is still to come will be raced
         self.tell("race", done, total, "")
         if self._doubts:
             self._confirm()
 
-    def _await(self, group: Group, ahead: BuildAhead, waiting: Waiting) -> None:
-        """Wait until a group is built, or until it is time to make do with what is; confirm meanwhile."""
-        while not ahead.ready(group.pool):
-            spare = self._spare(waiting)
-            if spare <= 0:
-                ahead.stop()
-                return
-            if len(self._doubts) >= MIN_DOUBTS:
-                self._confirm()
-                continue
-            with self._timed("wait"):
-                ahead.wait(group.pool, min(spare, WAIT_SECONDS))
+    def _next(self, waiting: Sequence[Group], ahead: BuildAhead, left: Waiting) -> Group | None:
+        """The first group that is built, or, where time is short, of which enough is to be raced."""
+        groups = [group for group in waiting if ahead.ready(group.pool)]
+        if not groups and self._spare(left) <= 0:
+            groups = [group for group in waiting if self._is_raceable(group, ahead)]
+        return groups[0] if groups else None
 
-    def _time_for_a_race(self) -> bool:
-        return self._left(0) >= RACE_SECONDS + SET_UP_SECONDS
+    def _is_raceable(self, group: Group, ahead: BuildAhead) -> bool:
+        """Return whether a default of a group is built, and something to race it against."""
+        built = ahead.results(group.pool)
+        has_default = any(self.policy.default(problem) in built for problem in group.problems)
+        return has_default and len(built) >= min(LEAST_VERIFIED, len(group.pool))
+
+    def _pass_time(self, waiting: Sequence[Group], ahead: BuildAhead) -> None:
+        """Confirm picks while there is nothing to race, or wait for a build."""
+        if len(self._doubts) >= MIN_DOUBTS:
+            self._confirm()
+            return
+        with self._timed("wait"):
+            pool = [candidate for group in waiting for candidate in group.pool]
+            ahead.wait(pool, min(WAIT_SECONDS, self.seconds_left))
+
+    def _has_time(self) -> bool:
+        """True where there is time for a race, once what is doubted is confirmed: that may take less than was kept."""
+        if self._doubts and self._left(0) < self._race_seconds:
+            self._confirm()
+        return self._left(0) >= self._race_seconds
+
+    @property
+    def _race_seconds(self) -> float:
+        """Seconds of a race, by those so far."""
+        return (self._seconds["race"] + RACE_SECONDS + SET_UP_SECONDS) / (self._raced + 1)
 
     def _spare(self, waiting: Waiting) -> float:
         """Seconds beyond what the waiting problems take, with the least of each group verified."""
@@ -215,7 +244,8 @@ class Sweep(Engine):
 
     def _left(self, races: int) -> float:
         """Seconds beyond what some races and all confirmations still take."""
-        return self._deadline - time.monotonic() - racing_seconds(races, len(self._doubts))
+        needed = racing_seconds(races, len(self._doubts), self._race_seconds)
+        return self.deadline - time.monotonic() - needed
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -254,15 +284,15 @@ class Sweep(Engine):
             default = candidate in self._defaults
             row = self.prepared(candidate, result, self._digests[candidate], default=default)
             rows.append(row)
-            if not row.outcome.ok:
+            if not row.outcome.ok and row.is_over:
                 self._failures[candidate.name] = row.outcome
         return rows
 
-    def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
+    def verify(self, problem: Problem, row: Row, built: Built) -> Outcome:
         """Check a kernel, and keep count of how many were and how long it took."""
         self._verified += 1
         with self._timed("verify"):
-            return super().verify(problem, candidate, built)
+            return super().verify(problem, row, built)
 
     def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
         default = self.policy.default(problem)
@@ -270,15 +300,24 @@ class Sweep(Engine):
             return  # it was not built in time: left
         try:
             raced, interrupted = self.race(problem, rows, RACE_SECONDS)
+        except LeaseError:
+            return  # the GPU was not to be had in time
         except NoCandidateError as error:
             self._settle(problem, "failed", reason=str(error))
             return
         if interrupted:
             raise KeyboardInterrupt
+        if not any(row.outcome.ok and row.is_over for row in raced):
+            return  # the budget ended before a round did
         pick, gain = choose(raced, default)
         # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
         serving = default if gain else pick.candidate
         record = self.remember(problem, raced, serving, confirmed=not gain)
+        log_outcomes(problem, self.policy.name, "measured", serving, raced)
+        if self.printing:
+            gpu_name = self.pipeline.environment.gpu_name
+            path = self.records.path(problem, self.policy.name, gpu_name)
+            print_ranking(problem, self.policy.name, "measured", raced, serving, path)
         if not gain:
             self._settle(problem, "measured", record=record, gain=gain)
             return
@@ -294,7 +333,7 @@ class Sweep(Engine):
         asked, self._doubts = self._doubts, []
         self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
         with self._timed("confirm"):
-            ratios = self.pipeline.confirm_all([doubt for _, _, doubt in asked])
+            ratios = self.confirm([doubt for _, _, doubt in asked])
         for (record, gain, doubt), ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
@@ -303,6 +342,7 @@ class Sweep(Engine):
             else:
                 gain = 0.0
             record = self.records.put(replace(record, confirmed=True))
+            self.journal(doubt.problem).end()
             self._settle(doubt.problem, "measured", record=record, gain=gain)
         self.tell("confirm", len(asked), len(asked), "")
 

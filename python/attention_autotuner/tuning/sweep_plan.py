@@ -28,16 +28,18 @@ VERIFY_SECONDS = 0.5  # a kernel
 RACE_SECONDS = 2.0  # of timing rounds a problem
 SET_UP_SECONDS = 2.0  # of a race: inputs, clocks, first launches
 CONFIRM_SECONDS = 2.5  # a problem
-CONFIRM_START_SECONDS = 12.0  # of the second process
+CONFIRM_START_SECONDS = 3.0  # of the second process, a fork of one that waits
 FIGURES = ("class_limit", "jobs", "build_seconds", "gpu_seconds", "seconds")  # of a plan
 
 
-def racing_seconds(races: int, doubts: int = 0) -> float:
+def racing_seconds(
+    races: int, doubts: int = 0, race_seconds: float = RACE_SECONDS + SET_UP_SECONDS
+) -> float:
     """Seconds that some races take, with the confirmation of their picks and of those that are doubted already."""
     if not races + doubts:
         return 0.0
     confirming = CONFIRM_START_SECONDS + (races + doubts) * CONFIRM_SECONDS
-    return races * (RACE_SECONDS + SET_UP_SECONDS) + confirming
+    return races * race_seconds + confirming
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,16 @@ between directions is in :mod:`..operations.bindings`.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import cycle
+from pathlib import Path
 
 import torch
 
+from ..core.identity import digest16
 from ..core.outcome import (
     Crashed,
     LaunchFailed,
@@ -22,11 +26,14 @@ from ..core.outcome import (
     Ok,
     Outcome,
     OutOfMemory,
+    Proof,
     Wrong,
 )
-from ..core.problem import Problem
+from ..core.problem import Op, Problem
 from ..errors import ArtifactError, AttentionAutotunerError
+from ..operations import shared
 from ..operations.bindings import Binding, ways_of
+from ..operations.registry import OPERATIONS
 from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
 from ..operations.shared.tensors import (
@@ -41,6 +48,8 @@ from ..serving.loader import LoadedKernel
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so
 ODD_TILES_PER_SM = 6
+REPEATS = 2  # launches on each input
+RATIO_DIGITS = 4  # of an error over the error that is allowed
 
 
 def classify(error: Exception) -> Outcome:
@@ -122,7 +131,7 @@ def verify(
         launching: called before launches, and after their end was waited for.
 
     Returns:
-        Ok, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
+        Ok with its proof, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
     """
     device = current_device() if device is None else device
     num_sms = 1
@@ -132,17 +141,64 @@ def verify(
         problem, block_m=loaded.info.block_m, block_n=loaded.info.block_n, num_sms=num_sms
     )
     ways = ways_of(problem)
+    shown = _Shown()
     try:
         loaded.prepare(device.index or 0)
         for index, shape in enumerate(shapes):
             # Shifted by the shape, so that one seed alone tries every way, too.
             for seed, way in zip(seeds, cycle(ways[index % len(ways) :] + ways), strict=False):
-                outcome = _Check(shape, way, seed, device).run(loaded, deterministic, launching)
+                check_of = _Check(shape, way, seed, device)
+                outcome = check_of.run(loaded, deterministic, launching, shown)
                 if not outcome.ok:
                     return outcome
     except (ArtifactError, RuntimeError) as error:
         return classify(error)
-    return Ok()
+    return Ok(proof=shown.proof(problem.op, device))
+
+
+@cache
+def verifier_digest(op: Op) -> str:
+    """Digest of what decides about an operation's kernels: the statements of this module and of the operation's.
+
+    Comments, docstrings and layout take no part.
+    """
+    folders = [shared.__file__, OPERATIONS[op].module("inputs").__file__]
+    files = [Path(__file__)]
+    for initial in folders:
+        assert initial is not None
+        files += sorted(Path(initial).parent.glob("*.py"))
+    return digest16(*(_statements(path) for path in files))
+
+
+def _statements(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+@dataclass
+class _Shown:
+    """The findings of the checks so far; attributes as :class:`.Proof` has them."""
+
+    checks: list[str] = field(default_factory=list)
+    same_bits: bool = True
+    ratios: dict[str, float] = field(default_factory=dict)
+
+    def proof(self, op: Op, device: torch.device) -> Proof:
+        """The proof that they are."""
+        on_gpu = device.type == "cuda"
+        return Proof(
+            verifier=verifier_digest(op),
+            gpu_name=torch.cuda.get_device_name(device) if on_gpu else device.type,
+            checks=tuple(self.checks),
+            repeats=REPEATS,
+            same_bits=self.same_bits,
+            ratios={name: float(f"{x:.{RATIO_DIGITS}g}") for name, x in self.ratios.items()},
+        )
 
 
 class _Check:
@@ -156,10 +212,14 @@ class _Check:
         self._where = f"{problem.describe()}{way.note}, seed {seed}"
 
     def run(
-        self, loaded: LoadedKernel, deterministic: bool, launching: Callable[[bool], None]
+        self,
+        loaded: LoadedKernel,
+        deterministic: bool,
+        launching: Callable[[bool], None],
+        shown: _Shown,
     ) -> Outcome:
-        """Launch twice, look beside the outputs and the workspaces, compare."""
-        workspaces = [PoisonedWorkspace(self._device) for _ in range(2)]
+        """Launch twice, look beside the outputs and the workspaces, compare; what that shows is added."""
+        workspaces = [PoisonedWorkspace(self._device) for _ in range(REPEATS)]
         shapes = self._way.output_shapes(self._problem)
         runs = [guarded_outputs(shapes, workspace, self._device) for workspace in workspaces]
         launching(True)
@@ -184,4 +244,7 @@ class _Check:
                 comparison = check(outputs.tensors[name], ref, low, bands)
                 if not comparison.ok:
                     return Wrong(reason=f"{name}: {comparison.reason} for {self._where}")
+                shown.ratios[name] = max(shown.ratios.get(name, 0.0), comparison.ratio)
+        shown.checks.append(self._where)
+        shown.same_bits &= same
         return Ok()

@@ -7,13 +7,15 @@ from typing import Any, Literal
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate, Rejection
+from ..core.outcome import Proof
 from ..core.problem import Problem
 from ..kernels.cost_model import rank
 from .record_schema import CandidateEntry, TuningRecord
 from .result import finite
 
-Fate = Literal["kept", "lost", "failed", "untried", "rejected"]
-ORDER: tuple[Fate, ...] = ("kept", "lost", "failed", "untried", "rejected")
+Fate = Literal["kept", "tied", "lost", "failed", "untried", "rejected"]
+ORDER: tuple[Fate, ...] = ("kept", "tied", "lost", "failed", "untried", "rejected")
+SHOWN = ("median_us", "ratio_to_best", "ratio_low", "ratio_high")  # of a measurement
 UNTIMED = "picked without a timing of its own"
 
 
@@ -24,14 +26,17 @@ class Explanation:
     Attributes:
         name: the candidate's; empty for a rejection, which never became one.
         config: its knobs.
-        fate: ``kept`` serves; ``lost`` was slower; ``failed`` fell out on the way; ``untried`` was ranked too low
-            to be built, or nothing was measured yet; ``rejected`` is not legal.
+        fate: ``kept`` serves; ``tied`` could not be told from the best; ``lost`` was slower; ``failed`` fell out on
+            the way; ``untried`` was ranked too low to be built, or nothing was measured yet; ``rejected`` is not
+            legal.
         reason: one sentence.
         rank: place in the model's order, from 1.
         estimate_us: the model's time, microseconds.
         limiter: what the model says limits it.
         median_us: measured.
         ratio_to_best: measured, against the fastest.
+        ratio_low, ratio_high: the interval that it is known to lie in; None where that was not kept.
+        proof: what verification has shown; None where no proof was kept.
     """
 
     name: str
@@ -43,6 +48,9 @@ class Explanation:
     limiter: str | None = None
     median_us: float | None = None
     ratio_to_best: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    proof: Proof | None = None
 
 
 def explain(
@@ -104,8 +112,8 @@ def _measured(entry: CandidateEntry, record: TuningRecord) -> Explanation:
         fate=fate,
         reason=reason,
         estimate_us=entry.estimate_us,
-        median_us=None if timing is None else timing.median_us,
-        ratio_to_best=None if timing is None else timing.ratio_to_best,
+        proof=entry.proof,
+        **({} if timing is None else {name: getattr(timing, name) for name in SHOWN}),
     )
 
 
@@ -121,11 +129,26 @@ def _fate(entry: CandidateEntry, record: TuningRecord) -> tuple[Fate, str]:
         checked = "confirmed by a second process" if record.confirmed else "not confirmed"
         if record.pick == record.default:
             how, checked = "the default", "nothing beat it by 1 %"
+        tied = [name for name in record.ties if name != record.pick]
+        if tied and timing.tied:
+            checked += f"; tied with {len(tied)} other{'s' if len(tied) > 1 else ''}"
         return "kept", f"{how}: {_timed(timing.median_us, timing.samples)}; {checked}"
     if timing is None:
         return "untried", "built and checked, but never timed"
-    lost = (timing.ratio_to_best - 1.0) * 100.0
-    return "lost", f"{lost:.1f} % slower than the best: {_timed(timing.median_us, timing.samples)}"
+    timed = _timed(timing.median_us, timing.samples)
+    lost = f"{percent(timing.ratio_to_best)} % slower than the best"
+    if timing.ratio_low is not None and timing.ratio_high is not None:
+        lost += f", known to {percent(timing.ratio_low)} to {percent(timing.ratio_high)} %"
+    return (
+        ("tied", f"no slower than can be told: {lost}: {timed}")
+        if timing.tied
+        else ("lost", f"{lost}: {timed}")
+    )
+
+
+def percent(ratio: float) -> str:
+    """A ratio as what it is above 1, in percent."""
+    return f"{(ratio - 1.0) * 100.0:.1f}"
 
 
 def _timed(median_us: float, samples: int) -> str:

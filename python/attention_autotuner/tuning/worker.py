@@ -19,9 +19,10 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from ..core.outcome import Crashed, OutOfMemory, TimedOut, outcome_from_json
+from ..core.outcome import Crashed, Outcome, OutOfMemory, Postponed, TimedOut, outcome_from_json
 from ..errors import ArtifactError
 from . import worker_server
 from .rounds import FaultError
@@ -62,12 +63,14 @@ class Worker:
         tasks: module with the class ``Tasks`` and the function ``classify``.
 
     Attributes:
+        deadline: of ``time.monotonic``, seconds; a task that runs then is ended, and is to blame for nothing.
         server: the process that forks those that run tasks.
         cuda_runtime: the CUDA that torch was built with, once a task has run.
     """
 
     def __init__(self, device: int, *, limits: Limits | None = None, tasks: str = TASKS) -> None:
         self.device, self.limits = device, limits or Limits()
+        self.deadline = inf
         self.server: subprocess.Popen[bytes] | None = None
         self.cuda_runtime: str | None = None
         self._tasks = tasks
@@ -101,13 +104,13 @@ class Worker:
         assert child is not None
         try:
             if not self._opened:
-                self.cuda_runtime = child.receive(self.limits)
+                self.cuda_runtime = child.receive(self.limits, self.deadline)
                 self._opened = True
             child.send(task, arguments)
-            return child.receive(self.limits)
+            return child.receive(self.limits, self.deadline)
         except FaultError as fault:
             opened, explained = self._opened, child.explained(fault, self.stop())
-            if not opened:
+            if not opened and not isinstance(fault.outcome, Postponed):
                 self._log.seek(0)
                 words = self._log.read()[-LAST_WORDS:].decode(errors="replace").strip()
                 reason = f"{explained} {words}\n{REMEDY}"
@@ -198,7 +201,7 @@ class _Child:
         with contextlib.suppress(OSError):
             self._channel.sendall(json.dumps([task, arguments]).encode() + b"\n")
 
-    def receive(self, limits: Limits) -> Any:
+    def receive(self, limits: Limits, deadline: float) -> Any:
         """The result of the task.
 
         Raises:
@@ -207,7 +210,7 @@ class _Child:
         at, seconds = None, limits.other_seconds
         try:
             while True:
-                line = self._line(seconds, limits.output_bytes)
+                line = self._line(seconds, limits.output_bytes, deadline)
                 kind, value, *more = json.loads(line, object_hook=outcome_or_data)
                 if kind == "at":
                     at, needed = value, more[0]
@@ -224,12 +227,15 @@ class _Child:
             overwritten = Crashed(reason="it wrote over the answer of its process")
             raise FaultError(overwritten, at) from error
 
-    def _line(self, seconds: float, output_bytes: int) -> bytes:
+    def _line(self, seconds: float, output_bytes: int, deadline: float) -> bytes:
         """The next line of its answer."""
         end = time.monotonic() + seconds
+        late: Outcome = TimedOut(reason=f"it did not end within {seconds:g} s")
+        if deadline < end:
+            end, late = deadline, Postponed(reason="the budget ended while it ran")
         while b"\n" not in self._lines:
             if (left := end - time.monotonic()) <= 0:
-                raise FaultError(TimedOut(reason=f"it did not end within {seconds:g} s"))
+                raise FaultError(late)
             ready = [descriptor for descriptor, _ in self._poll.poll(left * 1e3)]
             if ready:
                 self._drain()

@@ -82,9 +82,15 @@ def _be_child(channel: int, output: int, module: Any) -> None:
         os._exit(status)
 
 
+def _outcome(result: Any) -> dict[str, Any]:
+    if not isinstance(result, Outcome):
+        raise TypeError(f"a task answers with JSON and outcomes, got {type(result).__name__}")
+    return result.to_json()
+
+
 def _answer(connection: socket.socket, module: Any) -> None:
     def say(*message: Any) -> None:
-        connection.sendall(json.dumps(message, default=Outcome.to_json).encode() + b"\n")
+        connection.sendall(json.dumps(message, default=_outcome).encode() + b"\n")
 
     tasks = module.Tasks(lambda at, seconds: say("at", at, seconds))
     for line in connection.makefile("rb"):

@@ -237,6 +237,8 @@ struct TensorMap {
 void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates);
 void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t barrier);
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates);
+// Floats of shared memory, added to global memory.
+void reduce_bytes(float* target, uint32_t source, uint32_t bytes);
 void commit_stores();
 void wait_stores(int pending);
 

@@ -204,6 +204,10 @@ inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint3
                                                                            uint32_t bytes, uint32_t barrier) {
   load_bytes(target, reinterpret_cast<char const*>(source), bytes, barrier);
 }
+inline void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(uint64_t target, uint32_t source,
+                                                                      uint32_t bytes) {
+  reduce_bytes(reinterpret_cast<float*>(target), source, bytes);
+}
 inline void prefetch_tensormap(uint64_t) {}
 inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
 

@@ -102,21 +102,34 @@ void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t ba
   maybe_yield();
 }
 
+namespace {
+
+// A store of the thread's open group begins, and ends: when its reads count as done, and the group's count of stores.
+std::pair<Moment, std::shared_ptr<int>> begin_store(Thread& self) {
+  if (self.store_actor == 0) self.store_actor = self.cta->new_actor();
+  if (self.open_stores == nullptr) self.open_stores = std::make_shared<int>(0);
+  ++*self.open_stores;
+  ++self.cta->events;
+  return {{self.store_actor, uint32_t(self.store_groups.size() + 1)}, self.open_stores};
+}
+void end_store(Thread& self, std::shared_ptr<int> const& group) {
+  --self.cta->events;
+  --*group;
+  self.store_queue.wake();
+}
+
+}  // namespace
+
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates) {
   check_address(source);
   Thread& self = *current;
   Cta& cta = *self.cta;
   uint32_t const rows = tile_rows(tensor), row_bytes = tensor.tile[0] * uint32_t(tensor.element_bytes);
-  if (self.store_actor == 0) self.store_actor = cta.new_actor();
-  Moment const done{self.store_actor, uint32_t(self.store_groups.size() + 1)};
+  auto const [done, group] = begin_store(self);
   for (uint32_t at = 0; at < rows * row_bytes; at += 16) {
     cta.memory.will_read(swizzled(source + at), done, "a TMA store's read");
   }
-  if (self.open_stores == nullptr) self.open_stores = std::make_shared<int>(0);
-  auto const group = self.open_stores;
-  ++*group;
-  ++cta.events;
-  later([&cta, tensor, &self, group, source, coordinates, row_bytes] {
+  later([&cta, tensor, &self, group = group, source, coordinates, row_bytes] {
     visit_rows(tensor, coordinates, [&](uint32_t row, char* target) {
       for (uint32_t byte = 0; byte < row_bytes; byte += 16) {
         uint32_t const address = swizzled(source + row * row_bytes + byte);
@@ -129,9 +142,24 @@ void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> con
         cta.memory.has_read(address);
       }
     });
-    --cta.events;
-    --*group;
-    self.store_queue.wake();
+    end_store(self, group);
+  });
+}
+void reduce_bytes(float* target, uint32_t source, uint32_t bytes) {
+  if (source % 16 != 0 || reinterpret_cast<uintptr_t>(target) % 16 != 0 || bytes % 16 != 0 || bytes == 0) {
+    fault("a bulk reduction of %u bytes from %#x", bytes, source);
+  }
+  Thread& self = *current;
+  Cta& cta = *self.cta;
+  auto const [done, group] = begin_store(self);
+  for (uint32_t at = 0; at < bytes; at += 16) cta.memory.will_read(source + at, done, "a bulk reduction's read");
+  later([&cta, &self, group = group, target, source, bytes] {
+    for (uint32_t at = 0; at < bytes; at += 16) {
+      auto const* const addends = reinterpret_cast<float const*>(cta.memory.raw(source + at, 16, "a bulk reduction"));
+      for (int i = 0; i < 4; ++i) target[at / 4 + i] += addends[i];
+      cta.memory.has_read(source + at);
+    }
+    end_store(self, group);
   });
 }
 void commit_stores() {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...arch import Policy, naming
 from ...core.problem import CausalAlignment
+from ...serving.pinning import Config
 from ..shared import checks, options, plain
 from ..shared.options import TensorLayout
 from . import checks as attention_checks
@@ -33,6 +35,7 @@ def flash_attn_func(
     starts_k: Any = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
+    config: Config | Sequence[Config] | None = None,
     **others: Any,
 ) -> Any:
     """Exact attention, ``softmax(softmax_scale * q k^T) v``, by the fastest kernel known for this problem.
@@ -73,6 +76,8 @@ def flash_attn_func(
         deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
             fixed order; None follows ``torch.are_deterministic_algorithms_enabled()`` as it stands at this call. o and
             lse agree either way.
+        config: the candidate that serves, whatever was tuned: its name or its ``config``, as ``candidates --json`` has
+            them; or two, for the forward and the backward. Nothing else serves in its place. None leaves it to tuning.
         others: options of flash_attn and SDPA at the value that leaves them off: ``alibi_slopes=None``,
             ``attn_mask=None``, ``block_mask=None``, ``block_table=None``, ``cu_seqlens=None``, ``dropout_p=0.0``,
             ``enable_gqa=True``, ``is_causal=False``, ``return_attn_probs=False``, ``score_mod=None``,
@@ -88,12 +93,16 @@ def flash_attn_func(
         UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
         UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
         NotWarmError: a CUDA graph is being captured and the kernel is not ready.
-        ToolchainError, BuildError: the kernel had to be built and could not be.
+        UnknownCandidateError: ``config`` is no candidate of this problem; the message lists names near it.
+        ToolchainError, BuildError, NoCandidateError: the kernel had to be built and could not be, and ``config`` names
+            it or ``ATTENTION_AUTOTUNER_STRICT_KERNELS`` is on. Else the PyTorch reference serves, with one warning.
     """
     # What is plainly right needs no call of the check that knows what is wrong.
     if others or (device_type is not None and type(device_type) is not str):
         options.refuse_number("flash_attn_func", device_type)
         options.refuse_others(flash_attn_func, others, options.ATTENTION)
+    if config is not None:
+        device_type = plain.pinned_name(device_type, config)
     top_left = causal_alignment != "bottom_right"
     if (
         (

@@ -7,7 +7,7 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from ... import settings
 from ...serving import dispatch
 from ..shared import checks, launch, planning
+from ..shared.torch_library import REFERENCES
 from . import checks as attention_checks
 from .checks import Options
 
@@ -69,7 +70,16 @@ def attention_forward(
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
         inputs = {"q": q, "k": k, "v": v, **bounds}
-        plan = _plan_of(options, inputs, outputs, key_bounds=bool(bounds))
+
+        def by_reference(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds: torch.Tensor | None
+        ) -> Sequence[torch.Tensor]:
+            results: Sequence[torch.Tensor] = REFERENCES["attention_forward"](
+                q, k, v, *options, return_lse, False, *bounds
+            )
+            return results
+
+        plan = _plan_of(options, inputs, outputs, by_reference, key_bounds=bool(bounds))
         FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v, *bounds.values())
     return results[0], results[1] if return_lse else None
@@ -126,7 +136,22 @@ def attention_backward(
         inputs = {"q": q, "k": k, "v": v, **others}
         outputs, copies = launch.gradients(dq=q, dk=k, dv=v), launch.unreadable(**others)
         backward = {"direction": "backward", "deterministic": deterministic}
-        plan = _plan_of(options, inputs, outputs, copies, **backward)
+
+        def by_reference(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            o: torch.Tensor,
+            grad_o: torch.Tensor,
+            lse: torch.Tensor,
+            grad_lse: torch.Tensor | None,
+        ) -> Gradients:
+            results: Gradients = REFERENCES["attention_backward"](
+                grad_o, grad_lse, q, k, v, o, lse, *options, deterministic
+            )
+            return results
+
+        plan = _plan_of(options, inputs, outputs, by_reference, copies, **backward)
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
     return dq, dk, dv
@@ -136,9 +161,10 @@ def _plan_of(
     options: Options,
     inputs: Mapping[str, Any],
     outputs: Sequence[launch.Layout],
+    reference: Callable[..., Sequence[torch.Tensor]],
     copies: Sequence[str] = (),
     **named: Any,
-) -> launch.Plan:
+) -> launch.Plan | launch.ReferencePlan:
     q, k, v, softmax_scale, device_type = (
         inputs["q"],
         inputs["k"],
@@ -152,5 +178,11 @@ def _plan_of(
     if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(
-        problem, device_type, scale, inputs=inputs, outputs=outputs, copies=copies
+        problem,
+        device_type,
+        scale,
+        inputs=inputs,
+        outputs=outputs,
+        reference=reference,
+        copies=copies,
     )

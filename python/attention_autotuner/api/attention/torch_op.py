@@ -10,7 +10,6 @@ import torch
 from ...core.problem import CausalAlignment
 from ...operations.attention.reference import attention_backward, attention_bounded
 from ..shared import checks
-from ..shared.plain import notice
 from ..shared.torch_library import define, nothing
 from . import checks as attention_checks
 from . import plan as attention_plan
@@ -69,7 +68,6 @@ def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, lse = _forward_fake(call)
-    notice("tensors on the CPU: attention is computed by the PyTorch reference, not by a kernel")
     checks.notice_exchanged(call.q, call.k)
     if checks.is_empty(call.q, call.k):
         return o.zero_(), lse.fill_(-math.inf)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...arch import Policy, naming
 from ...core.problem import FORMS, Form
+from ...serving.pinning import Config
 from ..shared import checks, gammas, interop, options, plain
 from ..shared.options import TensorLayout
 from . import checks as retention_checks
@@ -29,6 +31,7 @@ def retention_func(
     initial_state: Any = None,
     output_final_state: bool = True,
     inplace_state: bool = False,
+    config: Config | Sequence[Config] | None = None,
     **others: Any,
 ) -> tuple[Any, Any]:
     """Retention with decay by the fastest kernel known for this problem, and the state that it leaves.
@@ -62,6 +65,8 @@ def retention_func(
         output_final_state: whether the state is returned.
         inplace_state: whether the final state overwrites the initial one, which must be contiguous, and is what is
             returned. Without gradients.
+        config: the candidate that serves, whatever was tuned: its name or its ``config``, as ``candidates --json`` has
+            them; or two, for the forward and the backward. Nothing else serves in its place. None leaves it to tuning.
         others: options of fla at the value that leaves them off: ``cu_seqlens=None``, ``head_first=False``.
 
     Returns:
@@ -74,10 +79,14 @@ def retention_func(
         UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
         UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
         NotWarmError: a CUDA graph is being captured and the kernel, or the decays, are not ready.
-        ToolchainError, BuildError: the kernel had to be built and could not be.
+        UnknownCandidateError: ``config`` is no candidate of this problem; the message lists names near it.
+        ToolchainError, BuildError, NoCandidateError: the kernel had to be built and could not be, and ``config`` names
+            it or ``ATTENTION_AUTOTUNER_STRICT_KERNELS`` is on. Else the PyTorch reference serves, with one warning.
     """
     if others:
         options.refuse_others(retention_func, others, options.RETENTION)
+    if config is not None:
+        device_type = plain.pinned_name(device_type, config)
     # What is plainly right needs no call of the check that knows what is wrong.
     if (
         not isinstance(form, str)  # type: ignore[redundant-expr]  # untyped callers

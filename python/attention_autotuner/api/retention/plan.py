@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ... import settings
 from ...core.problem import Form
 from ...serving import dispatch
 from ..shared import checks, gammas, launch, planning
+from ..shared.torch_library import REFERENCES
 from . import checks as retention_checks
 
 Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
@@ -83,18 +86,27 @@ def retention_forward(
         if not checks.is_empty(q, k):
             problem = retention_checks.make_problem(q, k, v, form=form)
             keep = _decays_to_keep(decays, q)
+
+        def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
+            call = (*read[:4], gamma, read[4], scale, form, device_type)
+            if in_place:
+                return [REFERENCES["retention_forward_"](*call)]
+            results: Sequence[torch.Tensor] = REFERENCES["retention_forward"](*call, return_state)
+            return results
+
         plan = planning.plan_of(
             problem,
             device_type,
             _scale(q, scale),
             inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
+            reference=by_reference,
             copies=[] if in_place else _states_to_copy(initial_state=initial_state),
             keep=keep,
         )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(*tensors)
-    return o, rest[0] if rest else None
+    return o, rest[0] if return_state and not in_place else None
 
 
 def retention_backward(
@@ -166,12 +178,26 @@ def retention_backward(
         if not checks.is_empty(q, k):
             problem = retention_checks.make_problem(q, k, v, direction="backward")
             keep = _decays_to_keep(decays, q)
+
+        def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
+            *qkv_log2, state, grad_o, grad_state = read
+            *most, dstate, dlog2 = REFERENCES["retention_backward"](
+                *(grad_o, grad_state, *qkv_log2, gamma, state),
+                *(scale, device_type, need_state, need_gamma),
+            )
+            return [
+                *most,
+                *([dstate] if need_state else []),
+                *([dlog2[None]] if need_gamma else []),
+            ]
+
         plan = planning.plan_of(
             problem,
             device_type,
             _scale(q, scale),
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
+            reference=by_reference,
             copies=[*states, *launch.unreadable(dout=grad_o)],
             keep=keep,
         )

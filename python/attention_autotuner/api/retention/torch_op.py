@@ -15,7 +15,6 @@ from ...core.problem import Form
 from ...operations.retention import reference
 from ...operations.retention.reference_backward import retention_backward
 from ..shared import checks, gammas
-from ..shared.plain import notice
 from ..shared.torch_library import LIBRARY, define, nothing
 from . import checks as retention_checks
 from . import plan as retention_plan
@@ -91,7 +90,6 @@ def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, state = _forward_fake(call)
-    notice("tensors on the CPU: retention is computed by the PyTorch reference, not by a kernel")
     checks.notice_exchanged(call.q, call.k)
     if call.q.shape[1] > 0:
         reference_o, final = REFERENCE[call.form](

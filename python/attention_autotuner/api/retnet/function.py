@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...arch import Policy, naming
 from ...errors import UnsupportedProblemError
+from ...serving.pinning import Config
 from ..shared import checks, gammas, options, plain
 from ..shared.gammas import Decay
 from ..shared.options import TensorLayout
@@ -34,6 +36,7 @@ def retnet_attn_func(
     r_clamp_max: float | None = None,
     r_grad: bool = False,
     return_r: bool = False,
+    config: Config | Sequence[Config] | None = None,
     **others: Any,
 ) -> Any:
     """Retention, ``X = (scale q k^T) * mask``, ``o = (X / r) v``, by the fastest kernel known for this problem.
@@ -66,6 +69,8 @@ def retnet_attn_func(
         r_clamp_max: the most that r may be, at least 1; None for no limit.
         r_grad: whether gradients flow through r, where it is the row's own sum.
         return_r: return ``(o, r)``, with r ``[batch, heads_q, seqlen_q]`` in fp32 and without a gradient.
+        config: the candidate that serves, whatever was tuned: its name or its ``config``, as ``candidates --json`` has
+            them; or two, for the forward and the backward. Nothing else serves in its place. None leaves it to tuning.
         others: options of fla at the value that leaves them off: ``cu_seqlens=None``, ``head_first=False``.
 
     Returns:
@@ -78,10 +83,14 @@ def retnet_attn_func(
         UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
         UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
         NotWarmError: a CUDA graph is being captured and the kernel, or the decay, is not ready.
-        ToolchainError, BuildError: the kernel had to be built and could not be.
+        UnknownCandidateError: ``config`` is no candidate of this problem; the message lists names near it.
+        ToolchainError, BuildError, NoCandidateError: the kernel had to be built and could not be, and ``config`` names
+            it or ``ATTENTION_AUTOTUNER_STRICT_KERNELS`` is on. Else the PyTorch reference serves, with one warning.
     """
     if others:
         options.refuse_others(retnet_attn_func, others, options.RETENTION)
+    if config is not None:
+        device_type = plain.pinned_name(device_type, config)
     rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
     # What is plainly right needs no call of the check that knows what is wrong.
     if (

@@ -9,6 +9,7 @@ import torch
 from ... import settings
 from ...serving import dispatch
 from ..shared import checks, gammas, launch, planning
+from ..shared.torch_library import REFERENCES
 from . import checks as retnet_checks
 from .checks import Factors, Rules
 
@@ -73,13 +74,16 @@ def retnet_forward(
             rules.scale,
             inputs=dict(zip(_INPUTS, (q, k, v, mask, log2_gamma), strict=True)),
             outputs=outputs,
+            reference=lambda q, k, v, mask, log2_gamma: REFERENCES["retnet_forward"](
+                q, k, v, mask, log2_gamma, gamma, *rules, device_type, return_r, False
+            ),
             keep=keep,
             normalize=int(rules.normalize),
             r_clamp_max=_largest_r(rules),
         )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(q, k, v, mask, log2_gamma)
-    return o, rest[0] if rest else None
+    return o, rest[0] if return_r else None
 
 
 def retnet_backward(
@@ -154,6 +158,10 @@ def retnet_backward(
             rules.scale,
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
+            reference=lambda q, k, v, mask, log2_gamma, grad_o, o, r: REFERENCES["retnet_backward"](
+                *(grad_o, q, k, v, mask, log2_gamma, gamma, o, r),
+                *(*rules, device_type, need_dmask, deterministic),
+            ),
             copies=launch.unreadable(dout=grad_o, o=o, r=r),
             keep=keep,
             r_grad=int(rules.r_grad),
@@ -161,7 +169,7 @@ def retnet_backward(
         )
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(*tensors)
-    return dq, dk, dv, rest[0] if rest else None
+    return dq, dk, dv, rest[0] if need_dmask and mask is not None else None
 
 
 def _decays_to_keep(factors: Factors, q: torch.Tensor) -> torch.Tensor | None:

@@ -12,7 +12,6 @@ import torch
 from ...operations.retention.reference import decay_mask
 from ...operations.retnet.reference import retnet_attention, retnet_attention_backward
 from ..shared import checks, gammas
-from ..shared.plain import notice
 from ..shared.torch_library import define, nothing
 from . import checks as retnet_checks
 from . import plan as retnet_plan
@@ -81,7 +80,6 @@ def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, r = _forward_fake(call)
-    notice("tensors on the CPU: retnet is computed by the PyTorch reference, not by a kernel")
     checks.notice_exchanged(call.q, call.k)
     if checks.is_empty(call.q, call.k):
         return o.zero_(), r.fill_(1.0)

@@ -328,6 +328,35 @@ class Plan:
         return results
 
 
+class ReferencePlan:
+    """A call of one kind that no kernel serves: the PyTorch reference computes it.
+
+    Attributes:
+        settings: as :class:`Plan` has them.
+    """
+
+    __slots__ = ("_reference", "settings")
+
+    workspace_bytes = 0
+
+    def __init__(
+        self, reference: Callable[..., Sequence[torch.Tensor]], in_force: settings.Settings
+    ) -> None:
+        """Prepare a call.
+
+        Args:
+            reference: gives the outputs from the inputs.
+            in_force: the present settings.
+        """
+        self._reference = reference
+        self.settings = in_force
+
+    def run(self, *inputs: torch.Tensor | None) -> list[torch.Tensor]:
+        """Compute the outputs, as :meth:`Plan.run` does."""
+        with torch.no_grad():
+            return list(self._reference(*inputs))
+
+
 def copy_of(x: torch.Tensor) -> torch.Tensor:
     """A dense copy in memory of its own, whose address is a multiple of 16 bytes as all of torch's are."""
     return x.clone(memory_format=torch.contiguous_format)
@@ -352,6 +381,6 @@ def words_of(kind: type[ctypes.Structure], *pointers: str) -> list[int]:
     return [getattr(kind, name).offset // 8 for name in pointers]
 
 
-def table_of_plans(op: Op, direction: Direction) -> Table[Any, Plan]:
+def table_of_plans(op: Op, direction: Direction) -> Table[Any, Plan | ReferencePlan]:
     """The memory of an operation's plans, by the kind of call."""
     return Table(f"plans.{op}.{direction}", bound=MAX_PLANS)

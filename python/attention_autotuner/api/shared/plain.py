@@ -11,6 +11,7 @@ under the process's settings.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,8 @@ from ... import settings
 from ...arch import Policy, naming
 from ...core.memo import remembered
 from ...errors import UnsupportedProblemError
+from ...serving import pinning
+from ...serving.pinning import Config
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +116,14 @@ def refuse_tangents(*tensors: Gradient, op: str) -> None:
 def policy_name(device_type: str | Policy | type[Policy]) -> str:
     """The name under which a policy enters a graph."""
     return naming.policy_name(device_type)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's own
+def pinned_name(
+    device_type: str | Policy | type[Policy] | None, config: Config | Sequence[Config]
+) -> str:
+    """The name under which a policy with pinned candidates enters a graph."""
+    return pinning.pinned_name(device_type, config)
 
 
 def settings_of(ctx: Any) -> AbstractContextManager[None]:

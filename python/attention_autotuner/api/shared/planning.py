@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 
-from ... import settings
+from ... import errors, settings
 from ...arch import naming
 from ...core import abi
+from ...core.memo import Table
 from ...core.problem import Problem
 from ...operations.params import abi_tensor, params_of
-from ...serving import dispatch
+from ...serving import dispatch, pinning
 from ...serving.loader import LoadedKernel
 from . import launch
-from .launch import Layout, Plan, contiguous
+from .launch import Layout, Plan, ReferencePlan, contiguous
+from .plain import notice
 
 Strided = tuple[str, Sequence[int], Sequence[int]]
 """A tensor's name in params, its shape and its strides, in elements."""
+
+NOTHING_SERVES = (errors.ToolchainError, errors.BuildError, errors.NoCandidateError)
+"""Errors where no kernel can be built and no bundle has one."""
 
 
 def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
@@ -27,15 +32,25 @@ def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
 
     Args:
         problem: what is to be computed.
-        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU itself.
+        device_type: a policy's name for :func:`naming.policy_named`, perhaps with candidates pinned
+            (:func:`~...serving.pinning.pinned_name`); empty is the GPU itself.
         index: CUDA device index.
 
     Raises:
         NotWarmError: a graph is being captured and the kernel is not ready.
+        UnknownCandidateError: what is pinned is no candidate of the problem.
     """
+    name, pins = pinning.split(device_type)
     with nullcontext() if launch.current_device() == index else torch.cuda.device(index):
         capturing = torch.cuda.is_current_stream_capturing()
-        policy = naming.policy_named(device_type, device=index)
+        policy = naming.policy_named(name, device=index)
+        if pins:
+            running = dispatch.running_on(policy, index)
+            candidate = pinning.pinned(problem, running, pins)
+            if candidate is not None:
+                return dispatch.pinned_kernel(
+                    candidate, running, device=index, must_be_warm=capturing
+                )
         return dispatch.kernel_for(problem, policy, device=index, must_be_warm=capturing)
 
 
@@ -67,11 +82,12 @@ def plan_of(
     *,
     inputs: Mapping[str, torch.Tensor | None],
     outputs: Sequence[Layout],
+    reference: Callable[..., Sequence[torch.Tensor]],
     copies: Sequence[str] = (),
     keep: torch.Tensor | None = None,
     **scalars: float,
-) -> Plan:
-    """The plan of a call by the kernel that dispatch chooses.
+) -> Plan | ReferencePlan:
+    """The plan of a call by the kernel that dispatch chooses, or by the reference where there is none to be had.
 
     Args:
         problem: what is to be computed; None where there is nothing to read.
@@ -79,6 +95,8 @@ def plan_of(
         scale: as :func:`strided_params` takes it, as are the scalars.
         inputs: as :class:`Plan` takes them, as are outputs and copies.
         outputs: see inputs.
+        reference: gives the outputs from the inputs; it serves where no kernel does, unless the settings forbid it or
+            the call names its candidate.
         copies: see inputs.
         keep: the logarithms of decays that are no tensor of the caller's.
         scalars: see scale.
@@ -89,7 +107,13 @@ def plan_of(
     in_force, kernel, params = settings.current(), None, None
     if problem is not None:
         present = {name: x for name, x in inputs.items() if x is not None}
-        kernel = kernel_of(problem, device_type, present["q"].get_device())
+        try:
+            kernel = kernel_of(problem, device_type, present["q"].get_device())
+        except NOTHING_SERVES as error:
+            if in_force.strict_kernels or pinning.split(device_type)[1]:
+                raise
+            _notice_reference(problem.op, error)
+            return ReferencePlan(reference, in_force)
         read = [
             contiguous(name, x.shape, x.dtype)[:3]
             if name in copies
@@ -102,3 +126,16 @@ def plan_of(
     return Plan(
         kernel, params, inputs=inputs, outputs=outputs, in_force=in_force, copies=copies, keep=keep
     )
+
+
+def _notice_reference(op: str, error: Exception) -> None:
+    """Log, once a process and operation, that the reference computes it; others of its problems say the same."""
+    if op not in _NOTICED:
+        _NOTICED.remember(op, True)
+        notice(
+            f"no kernel for {op} can be built here and no bundle has one: the PyTorch reference computes it, many "
+            f"times slower (ATTENTION_AUTOTUNER_STRICT_KERNELS=1 makes this an error). The reason: {error}"
+        )
+
+
+_NOTICED: Table[str, bool] = Table("notices.without_kernels")

@@ -12,11 +12,17 @@ from typing import Any, get_type_hints
 import torch
 
 from ...core.problem import Form
+from ...errors import UnsupportedArgumentError
+from ...serving import pinning
+from .plain import notice
 
 NAMESPACE = "attention_autotuner"
 
 # Lives as long as the module: the ops vanish with it.
 LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
+
+REFERENCES: dict[str, Callable[..., Any]] = {}
+"""Op -> the reference of it, of the op's arguments in their order; for tensors on any device."""
 
 _SCHEMA_TYPES: dict[Any, str] = {
     torch.Tensor: "Tensor",
@@ -68,7 +74,7 @@ def define(
         name: of the op.
         arguments: as :func:`schema_of` takes them, and ``cuda``, ``cpu`` and ``fake`` one of them.
         cuda: computes it on a GPU.
-        cpu: computes it on the CPU.
+        cpu: computes it on the CPU, and on any other device, by the reference.
         fake: makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
         results: how many tensors it returns.
         mutates: the argument that it overwrites, if any.
@@ -80,9 +86,19 @@ def define(
     def of_fields(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *fields: function(arguments(*fields))
 
+    def on_cpu(*fields: Any) -> Any:
+        call, op = arguments(*fields), name.partition("_")[0]
+        if pinning.split(call.device_type)[1]:
+            raise UnsupportedArgumentError(
+                f"config names a kernel, and the PyTorch reference computes {op} of tensors on the CPU: leave it out"
+            )
+        notice(f"tensors on the CPU: {op} is computed by the PyTorch reference, not by a kernel")
+        return cpu(call)
+
+    REFERENCES[name] = of_fields(cpu)
     LIBRARY.define(schema_of(name, arguments, results=results, mutates=mutates))
     LIBRARY.impl(name, of_fields(cuda), "CUDA")
-    LIBRARY.impl(name, of_fields(cpu), "CPU")
+    LIBRARY.impl(name, on_cpu, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", of_fields(fake), lib=LIBRARY)
     return getattr(torch.ops.attention_autotuner, name).default
 

@@ -41,14 +41,22 @@ def step_clks(
     scores = shape.block_rows * shape.knobs.block_columns
     mma = mma_clk(scores * shape.products, spec)
     exposed = fit.gradient_sm90_score_clk * scores * HIDDEN_SHARES[shape.knobs.issue_order]
-    exposed += fit.gradient_sm90_step_clk
+    exposed += fit.gradient_sm90_step_clk + fit.gradient_sm90_load_clk * late_loads(shape)
     if shape.share is None:
         return mma, exposed
-    if shape.share.ordered:
+    if shape.share.dq_add == "ordered":
         exposed += fit.gradient_sm90_semaphore_clk
     added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     # Sums leave beside everything else, at the rate of additions in L2.
     return mma, max(exposed, added / fit.gradient_sm90_sum_bytes_per_clk - mma)
+
+
+def late_loads(shape: BackwardPassSm90Shape) -> int:
+    """Loads that every step waits for: those that begin only when what needs them is next; 0 to 2."""
+    knobs = shape.knobs
+    first = 2 + (knobs.issue_order != "serial")
+    second = 2 + (knobs.issue_order == "both_ahead")
+    return (knobs.first_stages < first) + (knobs.second_stages < second)
 
 
 def _pass_time(

@@ -33,7 +33,7 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
         """A candidate's knobs in words that all kernels share."""
         knobs = knobs_of(candidate)
         passes = tuple(knobs.passes.values())
-        share = () if knobs.dq_share is None else (knobs.dq_share.dq_by, knobs.dq_share.ordered)
+        share = () if knobs.dq_share is None else (knobs.dq_share.dq_by, knobs.dq_share.dq_add)
         tiles = tuple((item.warpgroups, item.block_columns) for item in passes)
         return Traits(
             tile=(self.name, knobs.decomposition, tiles),

@@ -11,6 +11,7 @@ from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, War
 Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead"]
 DqBy = Literal["keys", "own"]
+DqAdd = Literal["reduce", "bulk", "ordered"]
 
 PASSES: dict[Decomposition, tuple[str, ...]] = {
     "fused": ("keys",),
@@ -53,17 +54,19 @@ class DqShareSm90:
     Attributes:
         dq_by: who computes it. ``keys``: the warpgroups of the keys; ``own``: a warpgroup of its own.
         ds_stages: shared-memory stages of dS.
-        ordered: CTAs add in the order of their keys, so that equal inputs give equal bits.
+        dq_add: how it is added. ``reduce``: from registers; ``bulk``: through shared memory, by bulk copies that
+            nothing waits for; ``ordered``: from registers, CTAs in the order of their keys, so that equal inputs give
+            equal bits.
     """
 
     dq_by: DqBy
     ds_stages: int = 2
-    ordered: bool = False
+    dq_add: DqAdd = "bulk"
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        return f"{self.dq_by}{self.ds_stages}{'ordered' if self.ordered else 'any'}"
+        return f"{self.dq_by}{self.ds_stages}{self.dq_add}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,8 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         dk, dv: the passes for each; of ``three_pass`` only.
         dq: the pass over queries; None for ``fused``.
         dq_share: of ``fused`` only.
-        cta_order: as in forward of family ``sm80``, for every pass.
+        cta_order: of every pass. ``raster``: a head's blocks in turn; ``longest_first``: sections of heads that fit in
+            L2 together, and of a section all heads for one block before the next, the longest causal ones first.
     """
 
     kernel: ClassVar[str] = "attention_backward_sm90"
@@ -113,7 +117,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     @property
     def deterministic(self) -> bool:
         """True where two runs on equal inputs give equal bits."""
-        return self.dq_share is None or self.dq_share.ordered
+        return self.dq_share is None or self.dq_share.dq_add == "ordered"
 
     @property
     def label(self) -> str:

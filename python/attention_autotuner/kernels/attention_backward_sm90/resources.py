@@ -28,7 +28,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
-VALUE_BYTES = 512  # of a stage of base or of shift
+VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
 ENOUGH_CTAS = H100_SPEC.num_sms
 
@@ -101,11 +101,17 @@ class BackwardPassSm90Shape(Sm90Shape):
         return qk * (1 + self.has_ds + (self.share is not None)) + v * (self.has_ds + self.has_dv)
 
     @property
+    def dq_columns(self) -> int:
+        """Columns of the share of dQ that a warpgroup computes at a time, for 64 queries."""
+        qk = self.candidate.padded_dim_qk
+        if self.owns_dq:
+            return min(qk, 64)
+        return 64 if self.knobs.block_columns == 64 else qk
+
+    @property
     def dq_fragments(self) -> int:
         """Registers of the share of dQ in a warpgroup of keys."""
-        if self.share is None or self.owns_dq:
-            return 0
-        return 32 if self.knobs.block_columns == 64 else self.candidate.padded_dim_qk // 2
+        return 0 if self.share is None or self.owns_dq else self.dq_columns // 2
 
     @property
     def fragment_registers(self) -> int:
@@ -137,9 +143,14 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     rows = shape.block_rows * (shape.depth + shape.has_ds * shape.columns)
     stages = knobs.first_stages * shape.depth + knobs.second_stages * shape.columns
     ds = 0 if shape.share is None else shape.share.ds_stages * shape.block_rows
-    values = 0 if shape.by_queries else (knobs.first_stages + knobs.second_stages) * VALUE_BYTES
+    sums = 0
+    if shape.share is not None and shape.share.dq_add == "bulk":
+        groups = 1 if shape.owns_dq else knobs.warpgroups
+        sums = 64 * groups * shape.dq_columns * SUM_BYTES
+    staged = knobs.first_stages + knobs.second_stages
+    values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     tiles = rows + knobs.block_columns * (stages + ds)
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + values + BARRIER_BYTES
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
 
 
 def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
@@ -169,7 +180,7 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     block = shape.knobs.block_columns
     tiles = problem.batch * problem.heads_q * -(-problem.seqlen_q // block)
     counted = tiles * (1 if shape.owns_dq else shape.knobs.warpgroups)
-    semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.ordered else 0
+    semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.dq_add == "ordered" else 0
     return tiles * block * problem.padded_dim_qk * SUM_BYTES + semaphores
 
 

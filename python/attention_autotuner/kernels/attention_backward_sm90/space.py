@@ -1,7 +1,7 @@
 """The candidates of attention's backward of family ``sm90`` that a policy offers, and the one that needs no tuning.
 
-A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and the most
-stages that are legal and fit. Fused passes are tried with the serial order, too.
+A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and stages
+that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with the serial order, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .knobs import (
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
     Decomposition,
+    DqAdd,
     DqBy,
     DqShareSm90,
     IssueOrder,
@@ -28,8 +29,21 @@ from .knobs import (
 from .resources import BackwardPassSm90Shape, shapes, smem_bytes
 from .rules import PRUNING_PREDICATES, pass_of, passes_of
 
-ISSUE_ORDERS: tuple[IssueOrder, ...] = ("both_ahead", "scores_ahead", "serial")
-STAGES = ((3, 2), (2, 2), (2, 1), (1, 1))  # of what streams for S and for dP
+Feed = tuple[IssueOrder, tuple[int, int]]  # with the stages of what streams for S and for dP
+# A tile's stage is free when the results of its step are there. What is asked for at the beginning of the next step
+# takes three stages, or each step waits for memory; what is asked for at its end takes two.
+FEEDS: tuple[Feed, ...] = (
+    ("both_ahead", (4, 4)),
+    ("both_ahead", (3, 3)),
+    ("scores_ahead", (3, 2)),
+    ("serial", (2, 2)),
+    ("scores_ahead", (2, 2)),
+    ("scores_ahead", (2, 1)),
+    ("serial", (2, 1)),
+    ("serial", (1, 1)),
+)
+SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
+WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
 
@@ -39,14 +53,20 @@ class AttentionBackwardSm90Space:
 
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
+        dq_adds: how shares of dQ are added.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
+        wide_blocks, widest_blocks: both instead for head dims beyond :data:`WIDE` and :data:`WIDEST`, where smaller
+            steps leave room for the stages that hide loads.
         cta_orders: orders of the list of CTAs.
     """
 
     shares: tuple[tuple[DqBy, int], ...] = (("own", 64), ("keys", 64), ("keys", 128), ("own", 128))
+    dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "ordered")
     key_blocks: tuple[int, ...] = (128, 80, 64)
     query_tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 64))
+    wide_blocks: tuple[int, ...] = (64, 48, 32)
+    widest_blocks: tuple[int, ...] = (48, 64, 32)
     cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
 
 
@@ -77,22 +97,31 @@ def _points(
     problem: Problem, space: AttentionBackwardSm90Space, spec: ArchSpec
 ) -> Iterator[AttentionBackwardSm90Knobs]:
     seen: set[AttentionBackwardSm90Knobs] = set()
+    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
+    feeds: tuple[tuple[Feed, ...], ...] = (FEEDS,)
     tiles = tuple(product(space.key_blocks, space.query_tiles))
+    if widest > WIDE:
+        blocks = space.widest_blocks if widest > WIDEST else space.wide_blocks
+        tiles = tuple(product(blocks, product((2,), blocks)))
+        feeds += (SERIAL,)
     for cta_order in space.cta_orders:
-        for (dq_by, block), orders, ordered in product(
-            space.shares, (ISSUE_ORDERS, ISSUE_ORDERS[-1:]), (False, True)
+        for (dq_by, block), of_pass, dq_add in product(
+            space.shares, (FEEDS, SERIAL), space.dq_adds
         ):
-            share = DqShareSm90(dq_by=dq_by, ordered=ordered)
-            knobs = _fitted(problem, spec, "fused", block, orders, cta_order, dq_share=share)
-            if knobs not in seen and (ordered or not problem.deterministic):
+            share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
+            knobs = _fitted(problem, spec, "fused", block, of_pass, cta_order, dq_share=share)
+            if knobs not in seen and (knobs.deterministic or not problem.deterministic):
                 seen.add(knobs)
                 yield knobs
-        for decomposition, (block, (groups, columns)) in product(PASSES, tiles):
+        for decomposition, (block, (groups, columns)), of_pass in product(PASSES, tiles, feeds):
             if decomposition != "fused":
                 dq = BackwardPassSm90(
-                    warpgroups=groups, block_columns=columns, issue_order=ISSUE_ORDERS[0]
+                    warpgroups=groups, block_columns=columns, issue_order=of_pass[0][0]
                 )
-                yield _fitted(problem, spec, decomposition, block, ISSUE_ORDERS, cta_order, dq=dq)
+                knobs = _fitted(problem, spec, decomposition, block, of_pass, cta_order, dq=dq)
+                if knobs not in seen:
+                    seen.add(knobs)
+                    yield knobs
 
 
 def _fitted(
@@ -100,27 +129,25 @@ def _fitted(
     spec: ArchSpec,
     decomposition: Decomposition,
     block: int,
-    orders: tuple[IssueOrder, ...],
+    feeds: tuple[Feed, ...],
     cta_order: CtaOrder,
     **others: Any,
 ) -> AttentionBackwardSm90Knobs:
     """A point with what its passes have registers and shared memory for, or as asked where nothing fits."""
-    plain = BackwardPassSm90(block_columns=block, issue_order=orders[0])
+    plain = BackwardPassSm90(block_columns=block, issue_order=feeds[0][0])
     passes = dict.fromkeys(PASSES[decomposition], plain) | others
     knobs = AttentionBackwardSm90Knobs(decomposition=decomposition, cta_order=cta_order, **passes)
     fitted = {
         name: value
         for shape in shapes(Candidate.of(problem, knobs))
-        for name, value in _most(shape, orders, spec).items()
+        for name, value in _first(shape, feeds, spec).items()
     }
     return replace(knobs, **fitted)
 
 
-def _most(
-    shape: BackwardPassSm90Shape, orders: tuple[IssueOrder, ...], spec: ArchSpec
-) -> dict[str, Any]:
-    """The first issue order and the most stages of a pass that are legal and fit, by the names of their knobs."""
-    for order, (first, second), ds_stages in product(orders, STAGES, (2, 1)):
+def _first(shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec) -> dict[str, Any]:
+    """The first issue order and stages of a pass that are legal and fit, by the names of their knobs."""
+    for (order, (first, second)), ds_stages in product(feeds, (2, 1)):
         knobs = replace(shape.knobs, issue_order=order, first_stages=first, second_stages=second)
         share = shape.share and replace(shape.share, ds_stages=ds_stages)
         made = replace(shape, knobs=knobs, share=share)

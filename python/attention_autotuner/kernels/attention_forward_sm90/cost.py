@@ -41,6 +41,8 @@ def step_clks(
     if knobs.mainloop in ("strict", "overlap_flat"):
         step *= 1.5
     exposed = both - mma + step
+    if shape.masked and knobs.mask_stages == 1:
+        exposed += fit.attention_sm90_mask_clk
     return mma, exposed
 
 

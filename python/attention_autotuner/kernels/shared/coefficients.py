@@ -29,8 +29,8 @@ class Coefficients:
       docs/kernel_log.md on an H200 (dims 64, 128, 256 and 256/512), which they meet within 14 %.
     - ``attention_sm90_``: set by hand to clocks per step and per tile that attention's forward of family ``sm90`` took
       on an H200 (dims 64, 128 and 256), whose clock its power limit lowers.
-    - ``gradient_sm90_``: of attention's backward of family ``sm90``, predicted, as no GPU has run it. The rate of sums
-      is that of a micro-benchmark on an H200.
+    - ``gradient_sm90_``: of attention's backward of family ``sm90``, predicted and yet to be timed. The rate of sums is
+      that of a micro-benchmark on an H200.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
     - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
@@ -57,6 +57,7 @@ class Coefficients:
         kv_cache_share: share of the L2 that concurrent heads' K and V can hold.
         spill_clk_per_byte: clocks of one SM per spilled byte, thread and step, over 4096; of every kernel.
         spill_share_outside_loops: share of a spill's bytes that count where they move once a CTA, not once a step.
+        attention_sm90_mask_clk: of a step that has one stage for its tile of a mask.
         score_masked_alu_share: fp32 work for a score with an explicit mask, over that of a softmax: the product with
             the mask, the sum of magnitudes, the conversion.
         score_decayed_alu_share: the same with a decay, which is a product of two powers beside that.
@@ -83,6 +84,7 @@ class Coefficients:
         attention_sm90_overlap_loss: as ``memory_overlap_loss``.
         gradient_sm90_score_clk: clocks of an SM that the softmax of a score adds to its MMAs where nothing hides it.
         gradient_sm90_step_clk: of barriers and latencies of a step.
+        gradient_sm90_load_clk: of a tile whose load begins only when it is the next to be needed.
         gradient_sm90_semaphore_clk: of a step that adds to dQ in the order of keys.
         gradient_sm90_sum_bytes_per_clk: of additions to global memory, by an SM where all add.
         gradient_sm90_tile_clk: of a CTA beside its steps.
@@ -134,6 +136,7 @@ class Coefficients:
     spill_clk_per_byte: float = fitted(1.0, 0.25, 4.0)
     spill_share_outside_loops: float = fitted(0.05, 0.0, 0.5)
 
+    attention_sm90_mask_clk: float = fitted(400.0, 0.0, 1500.0)
     score_masked_alu_share: float = fitted(0.7, 0.3, 1.5)
     score_decayed_alu_share: float = fitted(0.9, 0.3, 2.0)
     score_decayed_exponentials: float = fitted(0.1, 0.0, 1.0)
@@ -161,6 +164,7 @@ class Coefficients:
 
     gradient_sm90_score_clk: float = fitted(0.06, 0.01, 0.2)
     gradient_sm90_step_clk: float = fitted(350.0, 50.0, 1500.0)
+    gradient_sm90_load_clk: float = fitted(500.0, 0.0, 1500.0)
     gradient_sm90_semaphore_clk: float = fitted(150.0, 0.0, 1000.0)
     gradient_sm90_sum_bytes_per_clk: float = fitted(14.0, 8.0, 20.0)
     gradient_sm90_tile_clk: float = fitted(3500.0, 500.0, 10000.0)

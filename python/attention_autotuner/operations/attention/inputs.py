@@ -15,6 +15,7 @@ from ..shared.tensors import Inputs, Shapes
 from .reference import attention, attention_backward, attention_bounded, attention_low
 
 FP32_SUM = 2.0**-22  # error of a sum in fp32, over the sum of its terms' magnitudes
+GROWTH = (0.1, 8.0)  # of keys, from one end of the sequence to the other
 
 
 class AttentionForward:
@@ -22,15 +23,22 @@ class AttentionForward:
 
     Args:
         bounded: the bounds differ between batch entries, and NaN lies beyond them; else they leave all keys in.
+        growing: keys grow along the sequence, towards its end in one half of the heads and towards its start in the
+            other. Maxima of a row of normal scores stand after a tile or two; here a loop in either direction meets new
+            ones to its end, by steps both above and below the threshold of a lazy rescale of O.
     """
 
-    def __init__(self, *, bounded: bool = False) -> None:
+    def __init__(self, *, bounded: bool = False, growing: bool = False) -> None:
         self._bounded = bounded
+        self._growing = growing
         self.note = ", each batch entry with keys of its own" if bounded else ""
+        self.note += ", with scores that grow along the keys" if growing else ""
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
         tensors = Normal(problem, seed, device).qkv()
+        if self._growing:
+            grow(tensors["k"], seed)
         if problem.key_bounds:
             ranges = key_ranges(problem.seqlen_k)
             rows = [ranges[(b + seed) % len(ranges)] for b in range(problem.batch)]
@@ -145,6 +153,19 @@ def shift_of_delta(inputs: Inputs, o_exact: torch.Tensor) -> torch.Tensor:
     return (dout * (o_exact - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
 
 
+def grow(k: torch.Tensor, seed: int) -> None:
+    """Multiply keys in place by :data:`GROWTH` along the sequence, in a direction that alternates with heads.
+
+    Args:
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        seed: exchanges the directions, for tensors of one head.
+    """
+    batch, heads, length, _ = k.shape
+    factors = torch.linspace(*GROWTH, length, dtype=k.dtype, device=k.device)
+    index = torch.arange(batch * heads, device=k.device).view(batch, heads, 1, 1)
+    k *= torch.where((index + seed) % 2 == 0, factors[:, None], factors.flip(0)[:, None])
+
+
 def key_ranges(seqlen_k: int) -> list[tuple[int, int]]:
     """First keys and ends that a kernel has to be right for: none, one, odd and all, beyond the tensor, exchanged."""
     few, many = seqlen_k // 3, seqlen_k - seqlen_k // 4
@@ -158,8 +179,8 @@ def _mask(problem: Problem) -> dict[str, Any]:
     return {"causal": problem.causal, "causal_alignment": problem.causal_alignment}
 
 
-FORWARD: tuple[Binding, ...] = (AttentionForward(),)
-BOUNDED: tuple[Binding, ...] = (AttentionForward(), AttentionForward(bounded=True))
+FORWARD: tuple[Binding, ...] = (AttentionForward(), AttentionForward(growing=True))
+BOUNDED: tuple[Binding, ...] = (FORWARD[0], AttentionForward(bounded=True), FORWARD[1])
 BACKWARD: tuple[Binding, ...] = (AttentionBackward(), AttentionBackward(lse_gradient=True))
 
 

@@ -45,6 +45,12 @@ class Comparison:
     groups: int = 0
 
     @property
+    def ratio(self) -> float:
+        """The larger of the two errors over what is allowed; 0 of nothing."""
+        pairs = ((self.max_error, self.max_allowed), (self.norm_error, self.norm_allowed))
+        return max(error / allowed if allowed else 0.0 for error, allowed in pairs)
+
+    @property
     def ok(self) -> bool:
         """True where the output is right."""
         return not self.reason

@@ -8,6 +8,7 @@
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner::softmax_backward {
@@ -45,17 +46,31 @@ struct DqShareSm90 {
     warpgroup_commit_batch();
   }
 
-  // Adds it, once it is complete, to the sums of its tile, which start at `tile`.
-  __device__ __forceinline__ void add(float* tile, int row, int column) {
+  // Adds it, once it is complete, to the sums of its tile, which start at `tile`. `stage`: shared memory of this warp.
+  __device__ __forceinline__ void add(float* tile, int row, int column, uint32_t stage) {
     fence_accumulators(sums);
     constexpr int kTilesPerRow = T::kDepth / 8;
-    float* const first = tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128 + 4 * lane_index();
+    float* const first = tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
+    if constexpr (T::kBulkDq) wait_added();
 #pragma unroll
     for (int g = 0; g < T::kDqColumns / 8; ++g) {
-      if (T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
-        add_four(first + 128 * g, sums[4 * g], sums[4 * g + 1], sums[4 * g + 2], sums[4 * g + 3]);
+      float const a = sums[4 * g], b = sums[4 * g + 1], c = sums[4 * g + 2], d = sums[4 * g + 3];
+      if constexpr (T::kBulkDq) {
+        store_shared_float4(stage + 512 * g + 16 * lane_index(), make_float4(a, b, c, d));
+      } else if (T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
+        add_four(first + 128 * g + 4 * lane_index(), a, b, c, d);
       }
     }
+    if constexpr (T::kBulkDq) {
+      fence_view_async_shared();
+      __syncwarp();
+      if (lane_index() == 0) bulk_add(first, stage, 64 * minimum(T::kDqColumns, T::kDepth - column));
+    }
+  }
+  // Until what this warp adds has been read from shared memory.
+  __device__ __forceinline__ static void wait_added() {
+    if (lane_index() == 0) tma_store_wait_read();
+    __syncwarp();
   }
 };
 

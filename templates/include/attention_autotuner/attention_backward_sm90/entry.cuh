@@ -150,6 +150,18 @@ struct AttentionBackwardSm90Entry {
            make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, keys) &&
            make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, p.seqlen_k, p.heads_kv, keys);
   }
+  // Heads of a section: as many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together;
+  // one where a head's row blocks come in turn.
+  template <typename T>
+  static int section_heads(Params const& p, int heads, int splits) {
+    if (Config::kCtaOrder != CtaOrder::kLongestFirst) return 1;
+    constexpr double kSectionBytes = 24e6;
+    int const streamed = T::kByQueries ? p.seqlen_k : p.seqlen_q * (p.heads_q / p.heads_kv / splits);
+    double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
+    int section = minimum(heads, maximum(1, int(kSectionBytes / bytes)));
+    while (heads % section != 0) --section;
+    return section;
+  }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream) {
     Params const& p = common.params;
@@ -161,8 +173,10 @@ struct AttentionBackwardSm90Entry {
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * p.batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
-                        Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
+    int const section = section_heads<T>(p, heads * p.batch, common.splits.divisor);
+    softmax_backward::SectionList const list{T::kByQueries && p.causal, Divider::by(section * blocks),
+                                             Divider::by(section), Divider::by(heads),
+                                             Divider::by(p.heads_q / p.heads_kv)};
     softmax_backward::attention_backward_sm90<Config, T>
         <<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());

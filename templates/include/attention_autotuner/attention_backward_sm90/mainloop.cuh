@@ -14,9 +14,7 @@
 
 namespace attention_autotuner::softmax_backward {
 
-// Named barriers: of all consumers, and of each warpgroup.
-inline constexpr int kConsumerBarrier = 1;
-inline constexpr int kWarpgroupBarrier = 2;
+inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
 
 // A consumer warpgroup.
 template <typename T>
@@ -114,30 +112,29 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   // --- the share of dQ -----------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void store_ds(int index) {
-    uint32_t const tile = ds_tile(Stored::stage(index));
-    if constexpr (T::kOwnDq) {
-      wait(empty(T::kDsBarrier, Stored::stage(index)), Stored::phase(index) ^ 1);
-      Base::store_ds(tile);
-      if (warp_arrives()) arrive(full(T::kDsBarrier, Stored::stage(index)));
-    } else if constexpr (T::kKeysDq) {
-      if constexpr (T::kDsStages == 1) named_barrier(kConsumerBarrier, T::kWarpgroups * kWarpgroupThreads);
-      Base::store_ds(tile);
+    if constexpr (T::kSharesDq) {
+      int const stage = Stored::stage(index);
+      wait(empty(T::kDsBarrier, stage), Stored::phase(index) ^ 1);
+      Base::store_ds(ds_tile(stage));
+      if (warp_arrives()) arrive(full(T::kDsBarrier, stage));
     }
   }
   __device__ __forceinline__ int dq_row() const { return T::kSplitsDqColumns ? 0 : group * kWarpgroupRows; }
   __device__ __forceinline__ int dq_column() const { return T::kSplitsDqColumns ? group * T::kDqColumns : 0; }
   __device__ __forceinline__ void issue_dq(int index) {
     if constexpr (T::kKeysDq) {
-      named_barrier(kConsumerBarrier, T::kWarpgroups * kWarpgroupThreads);
+      wait(full(T::kDsBarrier, Stored::stage(index)), Stored::phase(index));
       share.issue(ds_tile(Stored::stage(index)), x0_tile(), dq_row(), dq_column());
     }
   }
-  __device__ __forceinline__ void add_dq(Cursor const& now) {
+  // Once it is complete.
+  __device__ __forceinline__ void add_dq(int index, Cursor const& now) {
     if constexpr (T::kKeysDq) {
       fence_accumulators(share.sums);
+      if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
       int64_t const tile = dq_tile_index(arguments, batch, now);
       DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
-      share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column());
+      share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
   }
@@ -172,7 +169,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       issue_dq(index);
       warpgroup_wait<0>();
     }
-    add_dq(now);
+    add_dq(index, now);
   }
   // Results of a step, and the scores of `now`, the next, beside them. No MMA is in flight when the loop comes around:
   // the assembler would wait for each. With S alone ahead, the share of dQ comes between, in the registers of dP.
@@ -192,7 +189,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       Base::differentiate(shift_of(Second::stage(index + 1)));
       warpgroup_wait<0>();
       finish_results(index);
-      add_dq(before);
+      add_dq(index, before);
       Base::pack();
       store_ds(index + 1);
     } else {
@@ -200,7 +197,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       finish_results(index);
       issue_dq(index);
       warpgroup_wait<0>();
-      add_dq(before);
+      add_dq(index, before);
       issue_dp(index + 1);
       warpgroup_wait<0>();
       finish_scores(index + 1);
@@ -237,6 +234,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       }
       results_alone(steps - 1, now);
     }
+    if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
   }
 
   __device__ __forceinline__ void write() const {
@@ -294,17 +292,18 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
           if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
             arrive(empty(T::kDsBarrier, stage));
           }
-          share.add(dq_tile<T>(arguments, tile), row, column);
+          share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
         }
       }
       semaphore.release();
     }
+    if constexpr (T::kBulkDq) share.wait_added();
   }
 };
 
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, TileList const list) {
+    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, SectionList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);

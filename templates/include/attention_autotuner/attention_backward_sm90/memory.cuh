@@ -1,5 +1,5 @@
 // Memory operations of attention's backward of family sm90 beside TMA: values of rows on their way in, sums of dQ on
-// their way out, and the semaphores in which these are added.
+// their way out, and the semaphores that order these.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,14 @@ __device__ __forceinline__ void bulk_load(uint32_t target, void const* source, i
 __device__ __forceinline__ void add_four(float* sums, float a, float b, float c, float d) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(sums), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
+}
+
+// Adds contiguous floats of shared memory to global memory; both addresses and the bytes are multiples of 16.
+__device__ __forceinline__ void bulk_add(float* sums, uint32_t source, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(sums), "r"(source),
+               "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
 
 // By one thread: until the semaphore has a value, and what was added before that is visible.

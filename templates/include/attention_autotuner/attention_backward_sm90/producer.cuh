@@ -19,6 +19,21 @@ using softmax_forward::kMmaDepth;
 using softmax_forward::kWarpgroupRows;
 using softmax_forward::kWarpgroupThreads;
 
+// The list of output tiles of a launch, section by section: so many heads of the batch, which together fit in L2. Of a
+// section, all heads for one row block before the next row block; of a section of one head, its row blocks in turn.
+struct SectionList {
+  bool reversed_rows;
+  Divider section_tiles, section_heads, heads, group;
+};
+__device__ __forceinline__ TileCoordinates section_tile(int index, SectionList const& list) {
+  int const section = list.section_tiles.divide(index), within = index - section * list.section_tiles.divisor;
+  int const rank = list.section_heads.divide(within);
+  int const head_batch = section * list.section_heads.divisor + within - rank * list.section_heads.divisor;
+  int const blocks = list.section_tiles.divisor / list.section_heads.divisor;
+  int const batch = list.heads.divide(head_batch);
+  return {list.reversed_rows ? blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch, 0};
+}
+
 struct BackwardPassSm90Arguments {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<attention_autotuner_attention_backward_params> common;
@@ -35,10 +50,10 @@ struct BackwardPassSm90Stages {
   int steps;
 
   __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    TileList const& list)
+                                                    SectionList const& list)
       : arguments(arguments), smem(smem) {
     auto const& common = arguments.common;
-    TileCoordinates const tile = tile_coordinates<T::kLongestFirst, 1>(int(blockIdx.x), list);
+    TileCoordinates const tile = section_tile(int(blockIdx.x), list);
     row_block = tile.row_block;
     batch = tile.batch;
     int const first_row = row_block * T::kBlockRows;
@@ -67,6 +82,10 @@ struct BackwardPassSm90Stages {
   __device__ __forceinline__ uint32_t y0_tile(int stage) const { return smem + T::kY0Offset + stage * T::kY0Bytes; }
   __device__ __forceinline__ uint32_t y1_tile(int stage) const { return smem + T::kY1Offset + stage * T::kY1Bytes; }
   __device__ __forceinline__ uint32_t ds_tile(int stage) const { return smem + T::kDsOffset + stage * T::kDsBytes; }
+  // Of one warp, for the share of dQ.
+  __device__ __forceinline__ uint32_t dq_stage(int part) const {
+    return smem + T::kDqOffset + (4 * part + softmax_forward::warp_in_warpgroup()) * T::kDqWarpBytes;
+  }
   __device__ __forceinline__ uint32_t base_of(int stage) const {
     return smem + T::kBaseOffset + stage * T::kValueBytes;
   }
@@ -82,7 +101,7 @@ struct BackwardPassSm90Stages {
     }
     for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
       barrier_init(full(i, 0), kConsumers);
-      barrier_init(empty(i, 0), 4 * kWarpArrivals);
+      barrier_init(empty(i, 0), T::kOwnDq ? 4 * kWarpArrivals : kConsumers);
     }
     fence_barrier_init();
   }

@@ -30,7 +30,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   float base[2], shift[2];  // of this lane's two rows, where rows are queries
 
   __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    TileList const& list, int group)
+                                                    SectionList const& list, int group)
       : Base(arguments, smem, list), group(group) {}
 
   // The first row of this warpgroup, and of this lane.

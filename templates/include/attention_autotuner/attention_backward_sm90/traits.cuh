@@ -32,12 +32,18 @@ enum class IssueOrder {
 };
 // Who computes the share of dQ: the warpgroups of the keys, or one of its own.
 enum class DqBy { kKeys, kOwn };
+// How it is added to the sums.
+enum class DqAdd {
+  kReduce,   // from registers, which stalls a warpgroup while L2 takes what it has sent before
+  kBulk,     // through shared memory, by bulk copies that nothing waits for
+  kOrdered,  // from registers, in the order of the blocks of keys
+};
 
 // Without a share of dQ.
 struct NoDqShare {
   static constexpr DqBy kDqBy = DqBy::kKeys;
+  static constexpr DqAdd kDqAdd = DqAdd::kReduce;
   static constexpr int kDsStages = 0;
-  static constexpr bool kOrdered = false;
 };
 
 template <typename Config, typename Pass, GradientPass kOfPass, typename Share = NoDqShare>
@@ -45,7 +51,6 @@ struct BackwardPassSm90Traits {
   using Element = typename Config::Element;
   static constexpr GradientPass kPass = kOfPass;
   static constexpr IssueOrder kOrder = Pass::kIssueOrder;
-  static constexpr bool kLongestFirst = Config::kCtaOrder == CtaOrder::kLongestFirst;
   static constexpr bool kByQueries = kPass == GradientPass::kDq;
   static constexpr bool kHasDs = kPass != GradientPass::kDv;  // and so dP
   static constexpr bool kHasDv = kPass == GradientPass::kKeys || kPass == GradientPass::kDv;
@@ -53,7 +58,8 @@ struct BackwardPassSm90Traits {
   static constexpr bool kSharesDq = kDsStages > 0;
   static constexpr bool kOwnDq = kSharesDq && Share::kDqBy == DqBy::kOwn;
   static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
-  static constexpr bool kOrdered = Share::kOrdered;  // shares are added in the order of their keys
+  static constexpr bool kOrdered = kSharesDq && Share::kDqAdd == DqAdd::kOrdered;
+  static constexpr bool kBulkDq = kSharesDq && Share::kDqAdd == DqAdd::kBulk;
 
   static constexpr int kWarpgroups = Pass::kWarpgroups;  // of rows; one more is the producer, and perhaps one adds dQ
   static constexpr int kBlockRows = 64 * kWarpgroups;
@@ -112,19 +118,21 @@ struct BackwardPassSm90Traits {
                 "dq_share_fits_warpgroups");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
-  // X0, X1, stages of Y0, of Y1 and of dS, all at multiples of 1024 bytes; stages of base and of shift where rows are
-  // keys; barriers.
+  // X0, X1, stages of Y0, of Y1 and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for each warp that
+  // adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
   static constexpr int kY1Bytes = kBlockColumns * kColumnsLoaded * 2;
   static constexpr int kDsBytes = kBlockColumns * kBlockRows * 2;
-  static constexpr int kValueBytes = kByQueries ? 0 : 128 * 4;
+  static constexpr int kDqWarpBytes = kBulkDq ? 16 * kDqColumns * 4 : 0;
+  static constexpr int kValueBytes = kByQueries ? 0 : 4 * kBlockColumns;
   static constexpr int kX1Offset = kX0Bytes;
   static constexpr int kY0Offset = kX1Offset + kX1Bytes;
   static constexpr int kY1Offset = kY0Offset + kFirstStages * kY0Bytes;
   static constexpr int kDsOffset = kY1Offset + kSecondStages * kY1Bytes;
-  static constexpr int kBaseOffset = kDsOffset + kDsStages * kDsBytes;
+  static constexpr int kDqOffset = kDsOffset + kDsStages * kDsBytes;
+  static constexpr int kBaseOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
   static constexpr int kShiftOffset = kBaseOffset + kFirstStages * kValueBytes;
   static constexpr int kBarrierOffset = kShiftOffset + kSecondStages * kValueBytes;
   // Barriers in pairs, full and empty.
