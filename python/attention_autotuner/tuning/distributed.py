@@ -169,7 +169,7 @@ class SharedSearch:
     def checked(
         self, outcomes: Mapping[str, Outcome], interrupted: bool
     ) -> tuple[dict[str, Outcome], bool]:
-        """Merge what the ranks found, which check different candidates by different clocks; True if one was interrupted."""
+        """Merge what the ranks found, each in its share and by its clock; and whether any was interrupted."""
         answers = self.exchange("checks", [outcomes, interrupted])
         return merge([of_rank for of_rank, _ in answers]), any(cut for _, cut in answers)
 

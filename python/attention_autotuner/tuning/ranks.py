@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..core.identity import digest16
-from ..core.outcome import Outcome
 from ..errors import DistributedError
 from .worker import outcome_or_data
 
@@ -167,7 +166,8 @@ class Ranks:
             DistributedError: a rank failed, is gone, or is at another step.
         """
         serial = next(self._exchanges)
-        self._store.set(f"{serial}/{self.rank}", json.dumps([step, value], default=Outcome.to_json))
+        said = json.dumps([step, value], default=lambda outcome: outcome.to_json())
+        self._store.set(f"{serial}/{self.rank}", said)
         values = []
         for rank in range(self.size):
             while not self._store.check([f"{serial}/{rank}"]):
