@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from . import errors, settings
     from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
     from .serving.searching import tune, tune_step
+    from .tuning.functions import autotune, tune_together
 
 __all__ = [
     "Decay",
     "RetNetAttnFunc",
     "__version__",
+    "autotune",
     "errors",
     "flash_attn_func",
     "retention_func",
@@ -26,13 +28,19 @@ __all__ = [
     "settings",
     "tune",
     "tune_step",
+    "tune_together",
 ]
 
 _MODULES = (
     "errors",
     "settings",
 )  # the others are names in a module: of the calls, or of the searches
-_SEARCHES = ("tune", "tune_step")
+_PLACES = {
+    "tune": "serving.searching",
+    "tune_step": "serving.searching",
+    "autotune": "tuning.functions",
+    "tune_together": "tuning.functions",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -44,7 +52,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = name if name in _MODULES else "serving.searching" if name in _SEARCHES else "api"
+    module = name if name in _MODULES else _PLACES.get(name, "api")
     try:
         value: Any = importlib.import_module(f".{module}", __name__)
     except ModuleNotFoundError as error:

@@ -31,6 +31,10 @@ class ArchSpecError(AttentionAutotunerError, ValueError):
     """A file that describes a GPU is damaged; the message names the file and the field."""
 
 
+class DistributedError(AttentionAutotunerError, RuntimeError):
+    """Ranks that tune together do not come to one decision: one failed, is gone, or does something else."""
+
+
 class NotWarmError(AttentionAutotunerError, RuntimeError):
     """A call under CUDA-graph capture would have had to build, load or prepare a kernel first."""
 

@@ -180,6 +180,10 @@ def run_module(module: str) -> None:
         runpy.run_module(module, run_name="__main__")
 
 
+def _torchrun(words: list[str]) -> None:
+    _python(["python", *words[words.index("-m") :]])
+
+
 def _python(words: list[str]) -> None:
     if words[1:2] != ["-m"]:
         _paths(words[:2])
@@ -295,6 +299,7 @@ RULES: dict[str, Callable[[list[str]], None]] = {
     "attention-autotuner": _cli,
     "python": _python,
     "python3": _python,
+    "torchrun": _torchrun,
     "pytest": _pytest,
     "make": _make,
     "pip": _pip,

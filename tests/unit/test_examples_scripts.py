@@ -42,3 +42,15 @@ def test_without_transformers_its_example_says_so(
     first, second = capsys.readouterr().err.splitlines()
     assert first == "transformers_attention: loading PyTorch and transformers"
     assert second.startswith("cannot run: it needs transformers (pip install transformers): ")
+
+
+@pytest.mark.parametrize("example", ["vector_add", "reduction", "matmul"])
+def test_triton_examples_say_what_is_missing(
+    example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, f"examples.autotune.{example}", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module(f"examples.autotune.{example}", run_name="__main__")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith(f"{example}: cannot run: it needs Triton")

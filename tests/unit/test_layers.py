@@ -56,8 +56,13 @@ MAY_IMPORT_TORCH = (
     "operations",
     "reference",
     "serving.loader",
+    "tuning.calls",
     "tuning.entries",
+    "tuning.function_records",
+    "tuning.function_search",
+    "tuning.functions",
     "tuning.measure",
+    "tuning.ranks",
     "tuning.verify",
 )
 MAY_NOT_IMPORT_TORCH = ("operations.registry", "operations.params")

@@ -53,6 +53,20 @@ def test_clearly_slower_entries_leave_early_and_close_ones_stay() -> None:
     assert race.running == ["base", "close"]
 
 
+def test_an_entry_that_left_is_not_the_fastest_for_a_few_strange_rounds() -> None:
+    race = Race(["default", "b", "left"], keep=["default"])
+    for times in [{"default": 900.0, "b": 50.0, "left": 80.0}] * 2 + [
+        {"default": 90.0, "b": 100.0}
+    ] * 10:
+        race.order()
+        race.add(times)
+    assert race.running == ["default"]
+    first = race.results()[0]
+    assert (first.name, first.ratio_to_best) == ("default", 1.0)
+    race.fail("b", LaunchFailed(reason="gone"))
+    assert race.results()[0].name == "left"  # nothing is left that it lost to
+
+
 def test_kept_entries_are_timed_to_the_end() -> None:
     race = run_race({"fast": 10.0, "peer": 30.0}, rounds=15, noise=0.01, keep=("peer",))
     assert {timing.name: timing.samples for timing in race.results()} == {"fast": 15, "peer": 15}

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from ..serving.searching import tune, tune_step
+from ..tuning.ranks import launched_group
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
 from .console import print_json, search_progress
@@ -40,7 +41,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
     Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward kernels
     of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. Ctrl-C keeps the best
-    so far.
+    so far. Started by torchrun, all ranks share one search, each on its GPU.
     """
     if arguments.all:
         if arguments.device_type is not None:
@@ -54,8 +55,11 @@ def run_tune(arguments: argparse.Namespace) -> int:
         find, budget = tune_step, {"backward_budget_seconds": arguments.backward_budget}
     elif arguments.backward_budget is not None:
         arguments.usage_error("--backward-budget is for --direction step and for --all")
-    with search_progress(arguments) as show:
-        result = find(problem, policy, **budget, **search_options(arguments, show))
+    with launched_group() as group, search_progress(arguments) as show:
+        result = find(problem, policy, group=group, **budget, **search_options(arguments, show))
+        leads = group is None or group.rank() == 0
+    if not leads:
+        return INTERRUPTED if result.interrupted else OK
     if arguments.json:
         print_json(result_json(result))
     else:

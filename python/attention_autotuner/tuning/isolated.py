@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from ..core.outcome import Crashed, Leaked, Outcome, Postponed
 from ..core.problem import Problem
 from .racing import History, Race, Timing
 from .rounds import FaultError, OnRound, Samples, run_rounds
-from .worker import Worker
+from .worker import TASKS, Worker
 
 LOGGER = logging.getLogger(__name__)
 
@@ -26,8 +27,9 @@ class InProcess:
     cuda_runtime = None
     deadline = inf  # is not held to
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int, *, tasks: str = TASKS) -> None:
         self._device = device
+        self._module = tasks
         self._tasks: Any = None
 
     def start(self) -> None:
@@ -37,17 +39,16 @@ class InProcess:
 
     def call(self, task: str, **arguments: Any) -> Any:
         """See :meth:`.worker.Worker.call`."""
-        from .tasks import Tasks, classify
-
+        module = importlib.import_module(self._module)
         if self._tasks is None:
-            self._tasks = Tasks(lambda at, seconds: None)
+            self._tasks = module.Tasks(lambda at, seconds: None)
             self._tasks.open(self._device)
         try:
             return getattr(self._tasks, task)(**arguments)
         except FaultError:
             raise
         except Exception as error:  # as in a worker
-            raise FaultError(classify(error)) from error
+            raise FaultError(module.classify(error)) from error
 
 
 class Library(Protocol):
@@ -96,15 +97,44 @@ def measure(
     on_round: OnRound | None = None,
     history: History | None = None,
 ) -> tuple[list[Timing], bool]:
-    """Race kernels; one that takes the worker with it is left out, and the others go on with the rounds so far.
+    """Race kernels: :func:`race` with the libraries of each, or those of a step's forward and backward.
+
+    Raises:
+        ArtifactError: there is no worker to be had.
+    """
+    crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
+    return race(
+        worker,
+        {"problem": asdict(problem)},
+        crossed,
+        budget_seconds=budget_seconds,
+        keep=keep,
+        seed=seed,
+        on_round=on_round,
+        history=history,
+    )
+
+
+def race(
+    worker: Worker | InProcess,
+    asked: Mapping[str, Any],
+    crossed: Mapping[str, Any],
+    *,
+    budget_seconds: float,
+    keep: Collection[str] = (),
+    seed: int = 0,
+    on_round: OnRound | None = None,
+    history: History | None = None,
+) -> tuple[list[Timing], bool]:
+    """Race entries; one that takes the worker with it is left out, and the others go on with the rounds so far.
 
     Where a round does not show whose fault it was, as many rounds are run again in which every entry is waited for by
     itself. Those do not count; if they do not show it either, the race goes on in that way.
 
     Args:
         worker: takes the samples.
-        problem: makes the inputs.
-        entries: name -> its library, or those of a step's forward and backward; in tie-breaking order.
+        asked: what its task ``prepare`` is given beside seed and entries.
+        crossed: name -> what it takes for an entry; in tie-breaking order.
         budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
         keep: names that are timed in every round.
         seed: of the inputs and of the order.
@@ -117,9 +147,7 @@ def measure(
     Raises:
         ArtifactError: there is no worker to be had.
     """
-    race = Race(list(entries), keep=keep, seed=seed, history=history)
-    asked = {"problem": asdict(problem), "seed": seed}
-    crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
+    race = Race(list(crossed), keep=keep, seed=seed, history=history)
     alone, replays = False, 0
     deadline = 0.0
 
@@ -132,7 +160,7 @@ def measure(
             before, prepared = race.rounds, False
             try:
                 running = {name: crossed[name] for name in race.running}
-                failures = worker.call("prepare", **asked, entries=running)
+                failures = worker.call("prepare", **asked, seed=seed, entries=running)
                 for name, failure in failures.items():
                     race.fail(name, failure)
                 prepared = True

@@ -47,12 +47,12 @@ class Journal:
     """The journal of one problem in one environment.
 
     Args:
-        path: of the file, which need not exist.
+        path: of the file, which need not exist; None keeps nothing.
         key: see :func:`key_of`.
         fresh: begin with nothing, whatever was written before.
     """
 
-    path: Path
+    path: Path | None
     key: str
     fresh: bool = False
     _outcomes: dict[str, Outcome] = field(default_factory=dict, init=False)
@@ -64,7 +64,7 @@ class Journal:
         for line in () if self.fresh else self._lines():
             with suppress(ValueError, TypeError, LookupError, AttributeError):  # another version's
                 self._take(line)
-        if self.fresh and self.path.exists():
+        if self.fresh and self.path is not None and self.path.exists():
             self.end()
 
     def outcome(self, kernel: str) -> Outcome | None:
@@ -113,6 +113,8 @@ class Journal:
         Raises:
             StoreError: the file cannot be written.
         """
+        if self.path is None:
+            return
         # The first newline ends what a killed process may have left.
         line = "\n" + json.dumps({"key": self.key, **said}, separators=(",", ":")) + "\n"
         try:
@@ -126,6 +128,8 @@ class Journal:
             raise StoreError(f"cannot write the journal {self.path}: {error}") from error
 
     def _lines(self) -> Iterator[Any]:
+        if self.path is None:
+            return
         try:
             text = self.path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:

@@ -215,8 +215,8 @@ class _Prepared:
         self._entry = entry
         self._sets = len(inputs)
         self._next = 0
-        self._start = _timing_event()
-        self._end = _timing_event()
+        self._start = timing_event()
+        self._end = timing_event()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._launches = 1
         for _ in range(3):  # module load, first launch and clock ramps stay outside
@@ -269,7 +269,7 @@ def use_device(index: int) -> str | None:
     return torch.version.cuda
 
 
-def _timing_event() -> torch.cuda.Event:
+def timing_event() -> torch.cuda.Event:
     """An event that a graph records again at every replay, if it is recorded under capture."""
     return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 

@@ -135,6 +135,7 @@ class Race:
         self._last_order: list[str] = []  # what that was before the last round
         self._history = History() if history is None else history
         self._rounds: list[dict[str, float]] = []
+        self._beaten_by: dict[str, str] = {}  # those that left, and the fastest of that time
         self._failed = self._history.failed
         self._running = [name for name in names if name not in self._failed]
         for times in self._history.rounds:
@@ -208,6 +209,7 @@ class Race:
                 continue
             if self._clearly_slower(name, best):
                 dropped.append(name)
+                self._beaten_by[name] = best
         self._running = [name for name in self._running if name not in dropped]
         return dropped
 
@@ -224,13 +226,16 @@ class Race:
     def results(self) -> list[Timing]:
         """All entries, fastest first; ties in the given order, entries without samples last."""
         timed = [name for name in self._names if self._times(name) and name not in self._failed]
-        best = self._best(timed)
+        # One that left may look the fastest in its few rounds; it is not, unless what beat it has failed since.
+        unbeaten = [name for name in timed if self._beaten_by.get(name) not in timed]
+        best = self._best(unbeaten)
         timings = [self._timing(name, best) for name in self._names]
         place = {name: index for index, name in enumerate(self._names)}
 
         def key(timing: Timing) -> tuple[bool, bool, float, int]:
-            ratio = 1.0 if timing.tied else timing.ratio_to_best
-            return (not timing.outcome.ok, not timing.tied, ratio, place[timing.name])
+            tied = timing.tied and timing.name in unbeaten
+            ratio = 1.0 if tied else timing.ratio_to_best
+            return (not timing.outcome.ok, not tied, ratio, place[timing.name])
 
         return sorted(timings, key=key)
 

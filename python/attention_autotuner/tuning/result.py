@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -190,3 +190,16 @@ def median_us(row: Row) -> float | None:
 def finite(value: float | None) -> float | None:
     """The value, or None in place of one that JSON cannot hold."""
     return value if value is not None and isfinite(value) else None
+
+
+def postponed(rows: Sequence[Row], reason: str) -> list[Row]:
+    """Rows whose turn did not come."""
+    late = Postponed(reason=reason)
+    return [replace(row, outcome=late) if row.outcome.ok else row for row in rows]
+
+
+def is_cut_short(rows: Sequence[Row]) -> bool:
+    """Return whether the budget ended before anything was found to be usable."""
+    return not any(row.outcome.ok for row in rows) and any(
+        isinstance(row.outcome, Postponed) for row in rows
+    )

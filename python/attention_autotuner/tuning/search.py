@@ -9,28 +9,38 @@ confirm. Of several processes that search for one problem one does, and the othe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
 from math import inf
 from typing import Any
 
-from .. import settings as settings_module
 from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
-from ..core.outcome import Ok, Outcome, Postponed, Serialized, Spilled
+from ..core.outcome import Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
-from ..errors import LeaseError, SettingsError
+from ..errors import LeaseError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
+from .arguments import problem_of, settings_of
+from .distributed import SAME_ON_ALL_RANKS, SharedSearch
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import print_ranking, printed
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
-from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
+from .result import (
+    Row,
+    Status,
+    TuneResult,
+    by_estimate,
+    by_ratio,
+    is_cut_short,
+    median_us,
+    postponed,
+)
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
 from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, require_usable
@@ -51,6 +61,7 @@ def tune(
     budget_seconds: float | None = None,
     top_k: int = 8,
     confirm: bool = True,
+    group: Any = None,
     for_step: bool = False,
     in_process: bool | None = None,
     listener: Listener | None = None,
@@ -70,6 +81,8 @@ def tune(
         top_k: how many candidates ``quick`` builds beside the default.
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
+        group: a ``torch.distributed`` process group whose ranks all make this call and share the work, each on its own
+            GPU: the pick is the same on all. None tunes in this process alone.
         for_step: record it as half of a training step, and name its direction in each message.
         in_process: run candidates in this process, which one that faults ends; None takes the setting.
         listener: told about progress, which the setting ``PRINT`` prints beside that, and the ranking.
@@ -86,63 +99,46 @@ def tune(
         NoCandidateError: nothing is legal, or nothing builds, verifies and runs: then the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         ArtifactError: the process that runs candidates does not start.
+        DistributedError: another rank of the group failed, is gone, or does something else.
     """
     problem = problem_of(problem, fields)
     settings = settings_of(
         top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
     )
     policy = resolve(device_type)
-    pipeline = pipeline or LocalPipeline(policy, settings)
+    shared = SharedSearch(
+        group,
+        pipeline or LocalPipeline(policy, settings),
+        records or RecordStore(settings.cache_dir / "records"),
+        problem,
+        policy,
+        [for_step, top_k, confirm, *(getattr(settings, name) for name in SAME_ON_ALL_RANKS)],
+    )
     search = _Search(
         problem=problem,
         purpose="step" if for_step else problem.direction,
-        policy=running(policy, pipeline.environment),
+        policy=running(policy, shared.pipeline.environment),
         settings=settings,
         progress=Progress(
             printed(listener) if settings.print_tuning else listener,
             settings.budget_seconds,
-            prefix=f"{problem.direction}: " if for_step else "",
+            prefix=shared.prefix + f"{problem.direction}: " if for_step else shared.prefix,
         ),
-        records=records or RecordStore(settings.cache_dir / "records"),
-        pipeline=pipeline,
+        records=shared.records,
+        pipeline=shared.pipeline,
         fresh=settings.always_tune,
+        alone=group is None,
+        group=shared,
     )
-    if settings.budget_seconds is not None:
-        search.deadline = time.monotonic() + settings.budget_seconds
-    result = search.run(top_k=top_k, confirm=confirm)
+    with shared.joined(search.measuring):
+        if settings.budget_seconds is not None:
+            search.deadline = time.monotonic() + settings.budget_seconds
+        result = search.run(top_k=top_k, confirm=confirm)
     if settings.print_tuning:
         print_ranking(
             problem, result.arch, result.status, result.rows, result.pick, result.record_path
         )
     return result
-
-
-def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
-    """The problem of a call that names it whole or by its fields.
-
-    Raises:
-        TypeError: it names both, or a field does not exist.
-        UnsupportedProblemError: the problem is outside what kernels here solve.
-    """
-    if problem is not None and fields:
-        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
-    known = [field.name for field in dataclass_fields(Problem)]
-    for name in fields:
-        if name not in known:
-            raise TypeError(f"a problem has no field {name!r}; its fields: {', '.join(known)}")
-    return Problem(**fields) if problem is None else problem
-
-
-def settings_of(top_k: int, **arguments: Any) -> Settings:
-    """The settings in force, with the arguments of a search in their place that are not None.
-
-    Raises:
-        SettingsError: an argument is not among what is allowed.
-    """
-    if type(top_k) is not int or top_k < 0:  # nor a bool
-        raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
-    changes = {name: value for name, value in arguments.items() if value is not None}
-    return replace(settings_module.current(), **changes)
 
 
 @dataclass(kw_only=True)
@@ -153,6 +149,7 @@ class _Search(Engine):
     purpose: Purpose
     settings: Settings
     progress: Progress
+    group: SharedSearch
     interrupted: bool = False
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
@@ -178,9 +175,9 @@ class _Search(Engine):
             return self._recorded(known, rows)
         path = self.path(self.problem).with_suffix(".search.lease")
         try:
-            lease = self.leased(path, self._tell_of_another)
+            lease = self.leased(path, self._tell_of_another) if self.alone else nullcontext()
         except LeaseError as error:
-            return self._predicted(_postponed(rows, str(error)))
+            return self._predicted(postponed(rows, str(error)))
         with lease:
             return self._measured(kernels, rows, digests, confirm)
 
@@ -208,7 +205,7 @@ class _Search(Engine):
         rows = self._build(kernels, rows)
         if not self.interrupted:
             rows = self._verify(rows)
-        if not self.interrupted and not _is_cut_short(rows):
+        if not self.interrupted and not is_cut_short(rows):
             rows = self._race(rows, confirm)
         timed = [row for row in rows if row.outcome.ok and row.is_over]
         return self._decide(rows, timed, confirm) if timed else self._predicted(rows)
@@ -252,13 +249,13 @@ class _Search(Engine):
             if result is not None:
                 row = self.examine(self.problem, row, result, timed=timed)
             elif not self.interrupted:
-                (row,) = _postponed([row], "the budget does not suffice for so many kernels")
+                (row,) = postponed([row], "the budget does not suffice for so many kernels")
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
             if not any(row.outcome.ok for row in refined):
                 refined = [self._admitted(row, limit) for row in refined]
-        if not _is_cut_short(refined):
+        if not is_cut_short(refined):
             require_usable(self.problem, self.policy.name, refined)
         return sorted(refined, key=by_estimate)
 
@@ -285,14 +282,16 @@ class _Search(Engine):
                 right = sum(other.outcome.ok for other in checked)
                 needed = self._reserve(FINISH_SECONDS, FINISH_SHARE) + right * SET_UP_SECONDS
                 if self.seconds_left <= (needed if right else 0.0):
-                    checked += _postponed([row], "the budget ended before it was checked")
+                    checked += postponed([row], "the budget ended before it was checked")
                     continue
                 try:
                     row = replace(row, outcome=self.verify(self.problem, row, row.built))
                 except KeyboardInterrupt:
                     self.interrupted = True
             checked.append(row)
-        return checked
+        outcomes = {row.candidate.name: row.outcome for row in checked}
+        outcomes, self.interrupted = self.group.checked(outcomes, self.interrupted)
+        return [replace(row, outcome=outcomes[row.candidate.name]) for row in checked]
 
     def _race(self, rows: list[Row], confirm: bool) -> list[Row]:
         count = sum(row.outcome.ok for row in rows)
@@ -305,13 +304,14 @@ class _Search(Engine):
         try:
             raced, self.interrupted = self.race(self.problem, rows, seconds, on_round)
         except LeaseError as error:
-            return _postponed(rows, str(error))
+            return postponed(rows, str(error))
         return raced
 
     def _decide(self, rows: list[Row], timed: list[Row], confirm: bool) -> TuneResult:
         pick, gain = choose(timed, self.default)
         confirmed = not gain
-        if gain and confirm and not self.interrupted and self.seconds_left > 0:
+        asks = bool(gain) and confirm and not self.interrupted
+        if asks and all(self.group.exchange("time to confirm", self.seconds_left > 0)):
             name = pick.candidate.name
             self.progress.tell("confirm", 0, 1, name, median_us(pick))
             doubt = Doubt.of(self.problem, name, self.default.name, built_by_name(timed))
@@ -374,16 +374,3 @@ class _Search(Engine):
             seconds=self.progress.elapsed_seconds,
             **more,
         )
-
-
-def _postponed(rows: Sequence[Row], reason: str) -> list[Row]:
-    """Rows whose turn did not come."""
-    late = Postponed(reason=reason)
-    return [replace(row, outcome=late) if row.outcome.ok else row for row in rows]
-
-
-def _is_cut_short(rows: Sequence[Row]) -> bool:
-    """Return whether the budget ended before anything was found to be usable."""
-    return not any(row.outcome.ok for row in rows) and any(
-        isinstance(row.outcome, Postponed) for row in rows
-    )

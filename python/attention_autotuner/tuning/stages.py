@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -111,6 +111,9 @@ class Engine:
         records: where picks are kept, and journals beside them.
         fresh: nothing counts that earlier searches wrote into journals.
         deadline: of ``time.monotonic``, seconds; nobody is waited for any longer.
+        alone: no other ranks take part. With them journals are neither read nor written, as ranks that know different
+            things would part ways, and the pipeline takes the lease of the GPU, which none holds while it waits for
+            another.
     """
 
     policy: Policy
@@ -118,6 +121,7 @@ class Engine:
     records: RecordStore
     fresh: bool = False
     deadline: float = inf
+    alone: bool = True
     _journals: dict[str, Journal] = field(default_factory=dict, init=False)
     _kernels: dict[str, str] = field(default_factory=dict, init=False)  # ids by candidate name
 
@@ -135,7 +139,7 @@ class Engine:
         """The journal of a problem, as it was when this engine first asked for it."""
         key = key_of(problem, self.pipeline.environment)
         if key not in self._journals:
-            path = self.path(problem).with_suffix(".jsonl")
+            path = self.path(problem).with_suffix(".jsonl") if self.alone else None
             self._journals[key] = Journal(path, key, fresh=self.fresh)
         return self._journals[key]
 
@@ -147,6 +151,9 @@ class Engine:
         """
         self.pipeline.deadline = self.deadline + GRACE_SECONDS
         return self.leased(self.records.root / "gpus" / f"{slug(self.pipeline.gpu_id)}.lease")
+
+    def _held(self) -> AbstractContextManager[object]:
+        return self.measuring() if self.alone else nullcontext()
 
     def leased(self, path: Path, tick: Callable[[], None] = lambda: None) -> Lease:
         """A lease, held, which is waited for until the deadline; see :meth:`.Lease.wait`.
@@ -218,7 +225,7 @@ class Engine:
         if known is not None:
             return known
         try:
-            with self.measuring():
+            with self._held():
                 outcome = self.pipeline.verify(
                     problem, built, deterministic=row.candidate.deterministic
                 )
@@ -283,7 +290,7 @@ class Engine:
         for row in usable:
             self._kernels[row.candidate.name] = kernel_id(row.candidate.name, row.source_digest)
         history = self.journal(problem).race({name: self._kernels[name] for name in built})
-        with self.measuring():
+        with self._held():
             timings, interrupted = self.pipeline.measure(
                 problem,
                 built,
@@ -319,7 +326,7 @@ class Engine:
         places = [place for place, ratio in enumerate(ratios) if ratio is None]
         if places:
             asked = [doubts[place] for place in places]
-            with suppress(LeaseError), self.measuring():
+            with suppress(LeaseError), self._held():
                 answers = self.pipeline.confirm_all(asked)
                 for place, doubt, ratio in zip(places, asked, answers, strict=True):
                     ratios[place] = ratio

@@ -12,12 +12,13 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..settings import Effort
+from .arguments import problem_of, settings_of
 from .pipeline import LocalPipeline, Pipeline
 from .progress import Listener
 from .racing import Timing
 from .records import RecordStore
 from .result import TuneResult, finite
-from .search import problem_of, settings_of, tune
+from .search import tune
 from .stages import built_of
 
 LOGGER = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def tune_step(
     backward_budget_seconds: float | None = None,
     top_k: int = 8,
     confirm: bool = True,
+    group: Any = None,
     in_process: bool | None = None,
     listener: Listener | None = None,
     records: RecordStore | None = None,
@@ -110,6 +112,7 @@ def tune_step(
         backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
         top_k: see :func:`tune`; for each direction.
         confirm: see :func:`tune`.
+        group: see :func:`tune`; whole steps are timed by each rank for itself.
         in_process: see :func:`tune`.
         listener: told about progress, each message with its direction.
         records: see :func:`tune`.
@@ -118,7 +121,7 @@ def tune_step(
 
     Raises:
         TypeError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError,
-            ToolchainError, StoreError, ArtifactError: as :func:`tune`.
+            ToolchainError, StoreError, ArtifactError, DistributedError: as :func:`tune`.
     """
     if "direction" in fields:
         raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")
@@ -138,6 +141,7 @@ def tune_step(
         effort=effort,
         top_k=top_k,
         confirm=confirm,
+        group=group,
         for_step=True,
         listener=listener,
         records=records,

@@ -172,7 +172,8 @@ class Worker:
                 server.wait()
 
 
-def _outcome_or_data(data: dict[str, Any]) -> Any:
+def outcome_or_data(data: dict[str, Any]) -> Any:
+    """Rebuild outcomes while JSON is read: its ``object_hook``."""
     return outcome_from_json(data) if "kind" in data else data
 
 
@@ -210,7 +211,7 @@ class _Child:
         try:
             while True:
                 line = self._line(seconds, limits.output_bytes, deadline)
-                kind, value, *more = json.loads(line, object_hook=_outcome_or_data)
+                kind, value, *more = json.loads(line, object_hook=outcome_or_data)
                 if kind == "at":
                     at, needed = value, more[0]
                     launch = limits.launch_seconds + (needed or 0.0)

@@ -1,0 +1,1 @@
+"""Functions of other people's kernels, tuned by ``attention_autotuner.autotune``."""
