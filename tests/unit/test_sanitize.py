@@ -24,7 +24,13 @@ from attention_autotuner.kernels.scores_backward_sm80.knobs import PASSES_OF_PLA
 from attention_autotuner.kernels.shared.knobs import CTA_ORDERS
 from attention_autotuner.reference import attention, attention_backward
 from attention_autotuner.serving import loader
-from tests.gpu import bare_launch, bare_retention, sanitize, sanitize_retention
+from tests.gpu import (
+    bare_launch,
+    bare_retention,
+    sanitize,
+    sanitize_retention,
+    sanitize_sm90,
+)
 from tests.numerics.emulation import HostBackward
 from tests.numerics.retention_emulation import HOSTS
 
@@ -261,11 +267,13 @@ def test_building_writes_a_manifest_and_running_reads_it(
     backward = ["--direction", "backward", "--op", "attention"]
     assert sanitize.main([*store, "--build", "--arch", "90", *backward]) == 0
     built = set(json.loads((tmp_path / sanitize.MANIFEST).read_text()))
-    assert built == set(sanitize.BACKWARD) | {k for k in sanitize.WGMMA if "wgmma-backward" in k}
+    assert built == set(sanitize.BACKWARD) | {
+        k for k in sanitize_sm90.WGMMA if "wgmma-backward" in k
+    }
     assert sanitize.main([*store, "--build", "--arch", "90", "--op", "retention"]) == 0
     built = set(json.loads((tmp_path / sanitize.MANIFEST).read_text()))
     assert built == set(sanitize_retention.RETENTION) | {
-        kind for kind in sanitize.WGMMA if "wgmma-retention" in kind
+        kind for kind in sanitize_sm90.WGMMA if "wgmma-retention" in kind
     }
 
 
