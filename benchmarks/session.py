@@ -6,6 +6,7 @@ the time does not suffice for, has a reason in place of a row.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -163,7 +164,7 @@ class Session:
             "title": trial.case.title,
             "modes": list(trial.modes),
             "ours": label,
-            "problem": asdict(trial.problem),
+            "problem": json.loads(json.dumps(asdict(trial.problem))),
             **row,
             "clocks": {name: environment[name] for name in CLOCKS},
         }

@@ -155,7 +155,8 @@ def race(
         entrants, opponents, pipeline, dict(zip(entrants.candidates(), built, strict=True)), None
     )
     row = compared.row(measurer or FakeMeasurer(time_us), 1.0)
-    return {**row, "key": entrants.problem.describe(), "problem": vars(entrants.problem)}
+    problem = json.loads(json.dumps(vars(entrants.problem)))
+    return {**row, "key": entrants.problem.describe(), "problem": problem}
 
 
 def test_ratios_are_paired_and_stand_with_the_figures_of_both() -> None:

@@ -222,14 +222,14 @@ def calls_of(problem: Problem, call: Call, device_type: str | None) -> dict[str,
 
 def masked_rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     picks = {p: POLICY.default(p) for p in (MASKED, MASKED_BACK)}
-    times = {"compiled forward": 80.0, "compiled backward": 40.0, "eager forward": 300.0}
+    times = {"compiled forward": 130.0, "compiled backward": 40.0, "eager forward": 300.0}
     return raced("retnet", picks, times, monkeypatch, inspect=calls_of)
 
 
 def test_each_direction_meets_its_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, backward = masked_rows(monkeypatch)
     assert set(forward["entries"]) == {"pick", "compiled forward", "eager forward"}
-    assert forward["ratios"]["compiled forward"]["ratio"] == pytest.approx(0.8)
+    assert forward["ratios"]["compiled forward"]["ratio"] == pytest.approx(1.3)
     assert set(forward["calls"]) == {"compiled forward", "eager forward"}
     assert set(backward["ratios"]) == {"compiled backward", "eager backward"}
     assert json.loads(json.dumps(forward)) == forward
@@ -237,7 +237,7 @@ def test_each_direction_meets_its_baselines(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_wide_problem_has_a_bar_for_its_dims(monkeypatch: pytest.MonkeyPatch) -> None:
     summary = results.summarise(SUITES["retnet"], masked_rows(monkeypatch))
-    assert summary["compiled forward"]["missed"] == ["geometric_mean"]  # 0.8 is enough at 256/512
+    assert summary["compiled forward"]["missed"] == ["geometric_mean"]  # 1.3 is enough at 256/512
     assert summary["compiled backward"]["missed"] == [
         "geometric_mean",
         "b8_h8_s2048_d256_512 backward fp16 (0.45)",

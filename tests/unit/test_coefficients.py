@@ -39,6 +39,7 @@ KERNELS_OF = {
     "recurrent_": {"recurrent_sm80"},
 }
 RETENTION = Problem(op="retention", causal=True, batch=1)
+WIDE = Problem(direction="backward", dim_qk=256, dim_v=256)
 PROBLEMS = (
     Problem(causal=True, seqlen_q=16384, seqlen_k=16384),
     Problem(dim_qk=256, dim_v=256),
@@ -79,6 +80,8 @@ def grid() -> Iterator[tuple[Problem, Candidate]]:
                 yield problem, candidate
     yield Problem(causal=True), forward(persistent=True)
     yield Problem(), forward(qk_ahead=True)
+    late = next(c for c in POLICY.legal(WIDE) if "dk_g2c64a2x1" in c.name)
+    yield WIDE, late
     for stages in (1, 2, 3):
         chunk_pass = ChunkPass(columns=64, column_warps=4, num_stages=stages)
         knobs = ChunksKnobs(chunk=64, output=chunk_pass)

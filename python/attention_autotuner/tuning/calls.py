@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from ..core.memo import Table
 from ..core.outcome import Crashed, LaunchFailed, Ok, Outcome, Wrong
 from ..errors import UnsupportedArgumentError
 from . import verify
@@ -49,7 +50,7 @@ Pins = dict[
     Any, Any
 ]  # a tunable function with a key -> its configuration there, and how it came to it
 
-_pins: Pins | None = None
+_PINNED: Table[str, Pins] = Table("functions.pinned", bound=1)
 
 
 @contextmanager
@@ -59,17 +60,19 @@ def pinned(pins: Pins) -> Iterator[None]:
     Args:
         pins: what they use. Those that are called and not in it use what they have without a search, and are added.
     """
-    global _pins
-    before, _pins = _pins, pins
+    before = _PINNED.get("now")
+    _PINNED.remember("now", pins)
     try:
         yield
     finally:
-        _pins = before
+        _PINNED.pop("now", None)
+        if before is not None:
+            _PINNED.remember("now", before)
 
 
 def pins() -> Pins | None:
     """The pins in force, for all threads: backward passes run in threads of torch's own."""
-    return _pins
+    return _PINNED.get("now")
 
 
 @dataclass(eq=False)
@@ -135,7 +138,7 @@ class Call:
 
     def run(self, config: Config) -> Any:
         """Call the function; tunable functions in it do not search."""
-        with pinned({} if _pins is None else _pins):
+        with pinned(_PINNED.get("now", {})):
             return self.apply(self.function, **config)
 
     def results(self, config: Config | None) -> list[Any]:

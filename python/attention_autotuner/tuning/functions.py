@@ -21,6 +21,7 @@ import torch
 
 from .. import settings as settings_module
 from ..core.identity import digest16
+from ..core.memo import Table
 from ..errors import NotWarmError, UnsupportedArgumentError
 from . import calls
 from .calls import CPU, Call, Config, pinned
@@ -37,7 +38,7 @@ MANY_KEYS = 32  # of one function in one process: most likely not meant
 OWN = {"config", "autotune", "verbose"}  # arguments of every tunable function
 R = TypeVar("R")
 
-_workers: dict[int, Worker] = {}
+_WORKERS: Table[int, Worker] = Table("functions.workers")
 _lock = threading.RLock()  # one search at a time: it pins functions for all threads
 
 
@@ -271,13 +272,13 @@ class Tunable(Generic[R]):
                 with _own_draws(call.device):
                     yield InProcess(call.device, tasks=calls.__name__), call
                 return
-            if call.device not in _workers:
-                _workers[call.device] = Worker(call.device, tasks=calls.__name__)
+            if call.device not in _WORKERS:
+                _WORKERS.remember(call.device, Worker(call.device, tasks=calls.__name__))
             where = {"module": self.__module__, "name": self.__qualname__}
             try:
-                yield _workers[call.device], where | {"path": sys.path, "file": str(path)}
+                yield _WORKERS[call.device], where | {"path": sys.path, "file": str(path)}
             finally:
-                _workers[call.device].stop()  # its memory is the function's; the server stays
+                _WORKERS[call.device].stop()  # its memory is the function's; the server stays
 
     def _cross(self, call: Call, path: Path) -> str:
         """Write the arguments for another process; answers why there can be none, or nothing."""
