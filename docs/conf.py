@@ -25,6 +25,7 @@ nitpick_ignore = [
     # What tests and the command line put in another's place, and names of types; no page tells of them.
     ("py:class", "attention_autotuner.arch.probe.Driver"),
     ("py:class", "attention_autotuner.codegen.render.RenderedKernel"),
+    ("py:class", "attention_autotuner.core.outcome.Proof"),
     ("py:class", "attention_autotuner.tuning.functions.R"),
     ("py:class", "attention_autotuner.tuning.pipeline.Pipeline"),
     ("py:class", "attention_autotuner.tuning.records.RecordStore"),

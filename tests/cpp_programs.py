@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def write_fake_bundle(root: Path, fakes: Sequence[Fake] = FAKE_KERNELS) -> Path:
 
 def load(pick: Path, bundle: Path, *more: str) -> str:
     """The reason that a bundle's attention forward kernel cannot be loaded."""
-    problem = json.dumps(asdict(SMALL))
+    problem = json.dumps(values_of(SMALL))
     done = ask(pick, "--bundle", bundle, "--load", "--problem-json", problem, *more)
     assert done.returncode == 1, done.stdout
     return done.stderr

@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.codegen.tools import clean_environment
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ToolchainError
 from attention_autotuner.tuning import measure
@@ -130,7 +131,7 @@ def test_odd_shapes_are_right(programs: Path, tmp_path: Path) -> None:
     bundle = write_fake_bundle(tmp_path)
     index = json.loads((bundle / "index.json").read_text(encoding="utf-8"))
     index["picks"].append(
-        index["picks"][0] | {"problem": asdict(replace(SMALL, causal=False)), "kernel": 0}
+        index["picks"][0] | {"problem": values_of(replace(SMALL, causal=False)), "kernel": 0}
     )
     (bundle / "index.json").write_text(json.dumps(index), encoding="utf-8")
     for problem, result in zip(ODD, run_programs(programs, bundle, ODD, check=True), strict=True):

@@ -29,7 +29,7 @@ pytestmark = [
 GPU = "NVIDIA H200"
 RETENTION = Problem(op="retention", causal=True, dim_qk=64, dim_v=64)
 PROBLEMS = {
-    "scores_forward_sm80": Problem(dim_qk=64, dim_v=64),
+    "scores_forward_sm80": Problem(dim_qk=64, dim_v=64, alignment_bytes=2),
     "recurrent_sm80": replace(RETENTION, form="recurrent"),
     "chunks_sm90": replace(RETENTION, form="chunkwise"),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from attention_autotuner.codegen.entries import LIBRARY
 from attention_autotuner.codegen.project import Project, configure
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.identity import values_of
 from tests.cpp_programs import SMALL, ask, load, run
 
 pytestmark = pytest.mark.build
@@ -73,7 +73,7 @@ def test_a_bundle_that_others_can_change_or_own_is_refused(
         pytest.skip("only root gives files to other users")
     os.chown(copy / place, STRANGER, -1)
     assert f"it belongs to user {STRANGER} and has mode" in load(pick, copy)
-    problem = json.dumps(asdict(SMALL))
+    problem = json.dumps(values_of(SMALL))
     trusting = ("--check", "--load", "--problem-json", problem, "--trust-owner", str(STRANGER))
     run(pick, "--bundle", copy, *trusting)
 
@@ -86,7 +86,7 @@ def test_a_linked_entry_counts_as_what_it_leads_to(
     elsewhere.mkdir()
     entry = copy / "kernels" / "attention_forward_fake"
     entry.symlink_to(entry.rename(elsewhere / entry.name))
-    problem = json.dumps(asdict(SMALL))
+    problem = json.dumps(values_of(SMALL))
     run(pick, "--bundle", copy, "--load", "--problem-json", problem)
     elsewhere.chmod(0o777)
     assert f"{elsewhere} is not used" in load(pick, copy)

@@ -56,7 +56,7 @@ void answer(int dim_qk, int dim_v, int splits) {
       } else {
         p.seqlen_q = p.seqlen_k = shape[3];
       }
-      if constexpr (std::is_same_v<Params, attention_autotuner_attention_forward_params>) p.splits = splits;
+      if constexpr (std::is_same_v<Params, attention_autotuner::AttentionForwardParams1003>) p.splits = splits;
       std::printf("%%zu\\n", Entry::workspace_bytes(p));
     }
   }

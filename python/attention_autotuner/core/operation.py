@@ -45,7 +45,7 @@ class Semantics:
         alignments: where a causal diagonal may begin.
         carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
         takes_key_bounds: whether forward kernels take a first key and an end of every batch entry.
-        takes_modifications: whether scores may be bent: windows and :attr:`.Problem.modifications`.
+        takes_modifications: whether scores may be bent: windows and ``modifications`` of a problem.
         small_step: the mask of the small training step by which the main job covers the operation beside another one's;
             None where it covers no such step.
     """

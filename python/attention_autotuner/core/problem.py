@@ -106,7 +106,7 @@ class Problem:
         mask: of retnet: ``explicit``, a tensor, or ``decay``, powers of gamma that are never stored. A decay is causal.
         form: of retention forward: how it must be computed; ``auto`` leaves that to the tuner.
         key_bounds: of attention forward: each batch entry has a first key and an end of its own, in tensors.
-        modifications: of attention: what bends its scores, names of :data:`.modifications.VALUED` in any order; their
+        modifications: of attention: what bends its scores, names of ``VALUED`` in any order; their
             values are no part of a problem.
         window_size: of attention: the keys that a row sees before and after its diagonal, -1 for no bound. It holds
             besides ``causal``.
@@ -218,7 +218,7 @@ class Problem:
 
     @property
     def compiled_modifications(self) -> tuple[str, ...]:
-        """The modifications that its kernels are compiled with: a window, if any, among them."""
+        """The modifications that its kernels are compiled with; a window, if any, is one of them."""
         windowed = (WINDOW,) if self.window_size != NO_WINDOW else ()
         return in_order((*self.modifications, *windowed))
 

@@ -78,7 +78,7 @@ class Timing:
 
     @property
     def tied(self) -> bool:
-        """True where it cannot be told from the best one: the interval includes 1."""
+        """True where it cannot be told from the best one, as the interval includes 1."""
         return self.outcome.ok and self.ratio_to_best < inf and self.ratio_low <= 1.0
 
 

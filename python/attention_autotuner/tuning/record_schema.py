@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def tied(self) -> bool:
-        """True where it could not be told from the best of its run: the interval is known, and includes 1."""
+        """True where it could not be told from the best of its run, as the interval is known and includes 1."""
         return self.ratio_low is not None and self.ratio_low <= 1.0
 
 
