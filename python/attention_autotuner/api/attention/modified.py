@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from ... import settings
-from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment
+from ...core.problem import MAX_EXTENT, NO_WINDOW
 from ...operations.attention.modified import (
     MASK_DTYPES,
     Modifiers,
@@ -85,13 +85,6 @@ def modifiers_of(call: Call) -> Modifiers:
     """The values of a call's modifications."""
     window = (call.window_left, call.window_right)
     return Modifiers(window_size=window, **{name: getattr(call, name) for name in _VALUES})
-
-
-def _options(call: Call) -> dict[str, Any]:
-    """The options of a call as the reference takes them."""
-    alignment: CausalAlignment = "top_left" if call.top_left else "bottom_right"
-    options = {"softmax_scale": call.softmax_scale, "causal": call.causal}
-    return options | {"causal_alignment": alignment}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +206,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
         return _forward_empty(call)
     o, lse = _forward_fake(call)
     bounds: dict[str, Any] = {name: getattr(call, name) for name in BOUNDS}
-    named = {"modifiers": modifiers_of(call), **_options(call), **bounds}
+    named = {"modifiers": modifiers_of(call), **plain_op.options_of(call), **bounds}
     results = attention_modified(call.q, call.k, call.v, **named)
     return o.copy_(results[0]), lse.copy_(results[1])
 
@@ -249,7 +242,7 @@ def _backward_cpu(call: Backward) -> Tensors:
         return _backward_empty(call)
     results = _backward_fake(call)
     gradients = attention_modified_backward(
-        *call[:5], modifiers=modifiers_of(call), **_options(call)
+        *call[:5], modifiers=modifiers_of(call), **plain_op.options_of(call)
     )
     for result, gradient in zip(results, gradients, strict=False):
         result.copy_(gradient)
@@ -326,7 +319,7 @@ def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]
 
     def formula(q: Any, k: Any, v: Any, sinks: Any) -> Tensors:
         modifiers = modifiers_of(call._replace(sinks=sinks))
-        return attention_modified(q, k, v, modifiers=modifiers, **_options(call))
+        return attention_modified(q, k, v, modifiers=modifiers, **plain_op.options_of(call))
 
     inputs, gradients = differentiate_again(
         formula,

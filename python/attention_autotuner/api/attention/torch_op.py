@@ -49,8 +49,8 @@ class Backward(NamedTuple):
     deterministic: bool
 
 
-def options_of(call: Forward | Backward) -> dict[str, Any]:
-    """The options of a call as the reference takes them."""
+def options_of(call: Any) -> dict[str, Any]:
+    """The options of a call of any of attention's ops, as the reference takes them."""
     alignment: CausalAlignment = "top_left" if call.top_left else "bottom_right"
     return {
         "softmax_scale": call.softmax_scale,
