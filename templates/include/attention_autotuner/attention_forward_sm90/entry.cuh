@@ -114,15 +114,16 @@ struct AttentionForwardSm90Entry {
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
-  // Heads whose tiles are computed together: those that share K and V and, where causal, as many more as L2 has room
-  // for, so that the longest tiles of many heads come first. A power of two of the former, which divides most launches.
+  // Heads whose tiles are computed together: those that share K and V, or a mask, and, where causal, as many more as L2
+  // has room for, so that the longest tiles of many heads come first. A power of two of the former, which divides most
+  // launches.
   static int section_heads(Params const& p, int group) {
     constexpr double kSectionBytes = 32e6;  // of K and V
-    if (!p.causal) return group;
-    double const bytes = 2.0 * p.seqlen_k * (p.dim_qk + p.dim_v);
-    int64_t const most = int64_t(p.batch) * p.heads_kv;
+    int const sharing = T::kMasked ? p.batch : 1;
+    double const bytes = 2.0 * p.seqlen_k * (p.dim_qk + p.dim_v) * sharing;
+    int64_t const most = int64_t(p.batch) * p.heads_kv / sharing;
     double const power = std::exp2(std::round(std::log2(std::fmax(1.0, kSectionBytes / bytes))));
-    return int(std::fmin(power, double(most))) * group;
+    return int(p.causal ? std::fmin(power, double(most)) : 1.0) * sharing * group;
   }
   // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
   static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
@@ -137,7 +138,7 @@ struct AttentionForwardSm90Entry {
             Divider::by(section * row_blocks),
             Divider::by(section),
             Divider::by(last),
-            Divider::by(heads_q),
+            Divider::by(T::kMasked ? p.batch * T::kVSlices : heads_q),
             Divider::by(group),
             Divider::by(tiles),
             Divider::by(splits(p)),
