@@ -15,7 +15,13 @@ from ..shared.workspace import ROW_VALUES, SUM_BYTES
 from .knobs import knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
 
-HIDDEN_SHARES = {"serial": 1.0, "scores_ahead": 0.5, "both_ahead": 0.25}  # of the softmax exposed
+# Shares of the softmax that are exposed.
+HIDDEN_SHARES = {
+    "serial": 1.0,
+    "scores_ahead": 0.5,
+    "both_ahead": 0.25,
+    "interleaved": 0.25,
+}
 
 
 def predict(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
 from .sm90_tiles import Sm90Shape
 
 
@@ -23,7 +22,7 @@ def warpgroups_range(s: Sm90Shape) -> str | None:
 def fragments_fit_warpgroup(s: Sm90Shape) -> str | None:
     """A thread has registers for its fragments and for the values beside them."""
     registers = s.consumer_registers or 0
-    wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
+    wanted = s.fragment_registers + s.registers_beside
     if wanted <= registers:
         return None
     return (

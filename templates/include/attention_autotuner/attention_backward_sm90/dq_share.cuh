@@ -32,6 +32,7 @@ struct DqShareSm90 {
   // dS K with dS [queries, keys] at `ds` and K at `k`.
   __device__ __forceinline__ void issue(uint32_t ds, uint32_t k, int row, int column) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    asm volatile("" : "+r"(ds), "+r"(k));
     uint64_t const a = make_smem_desc(ds + row * kSwizzleRowBytes, 0);
     uint64_t const b = make_smem_desc(k + column / kSwizzleColumns * T::kBlockRows * kSwizzleRowBytes,
                                       T::kBlockRows * kSwizzleRowBytes);
@@ -46,11 +47,11 @@ struct DqShareSm90 {
     warpgroup_commit_batch();
   }
 
-  // Adds it, once it is complete, to the sums of its tile, which start at `tile`. `stage`: shared memory of this warp.
+  // Adds it, once it is complete, to the sums of its tile, which start at `tile`; or puts it into shared memory of this
+  // warp, at `stage`, for `send`.
   __device__ __forceinline__ void add(float* tile, int row, int column, uint32_t stage) {
     fence_accumulators(sums);
-    constexpr int kTilesPerRow = T::kDepth / 8;
-    float* const first = tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
+    float* const first = place(tile, row, column);
     if constexpr (T::kBulkDq) wait_added();
 #pragma unroll
     for (int g = 0; g < T::kDqColumns / 8; ++g) {
@@ -61,11 +62,21 @@ struct DqShareSm90 {
         add_four(first + 128 * g + 4 * lane_index(), a, b, c, d);
       }
     }
+  }
+  // Of bulk additions; apart, because the fence waits for the stores, which other work can cover.
+  __device__ __forceinline__ static void send(float* tile, int row, int column, uint32_t stage) {
     if constexpr (T::kBulkDq) {
       fence_view_async_shared();
       __syncwarp();
-      if (lane_index() == 0) bulk_add(first, stage, 64 * minimum(T::kDqColumns, T::kDepth - column));
+      if (lane_index() == 0) {
+        bulk_add(place(tile, row, column), stage, 64 * minimum(T::kDqColumns, T::kDepth - column));
+      }
     }
+  }
+  // Where this warp's sums of a tile start.
+  __device__ __forceinline__ static float* place(float* tile, int row, int column) {
+    constexpr int kTilesPerRow = T::kDepth / 8;
+    return tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
   }
   // Until what this warp adds has been read from shared memory.
   __device__ __forceinline__ static void wait_added() {

@@ -62,14 +62,15 @@ struct AttentionBackwardSm90Entry {
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
-  static inline std::atomic<bool> prepared[kMaxDevices];
+  static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
   static int32_t prepare(int32_t device) {
-    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
-    int resident = 0;
+    if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
+    int resident = 0, count = 0;
     int32_t const status =
         Steps()
             .then([&] { return TmaDescriptors::prepare(device); })
+            .then([&] { return cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device)); })
             .then([&] {
               return Passes::for_each([&](auto traits) {
                 using T = decltype(traits);
@@ -87,7 +88,7 @@ struct AttentionBackwardSm90Entry {
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
             .status();
-    if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
     return status;
   }
 
@@ -163,7 +164,7 @@ struct AttentionBackwardSm90Entry {
     return section;
   }
   template <typename T>
-  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream) {
+  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -174,11 +175,11 @@ struct AttentionBackwardSm90Entry {
     int64_t const tiles = int64_t(blocks) * heads * p.batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int const section = section_heads<T>(p, heads * p.batch, common.splits.divisor);
-    softmax_backward::SectionList const list{T::kByQueries && p.causal, Divider::by(section * blocks),
-                                             Divider::by(section), Divider::by(heads),
-                                             Divider::by(p.heads_q / p.heads_kv)};
-    softmax_backward::attention_backward_sm90<Config, T>
-        <<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
+    softmax_backward::SectionList const list{
+        int(tiles),           T::kByQueries && p.causal, Divider::by(section * blocks),
+        Divider::by(section), Divider::by(heads),        Divider::by(p.heads_q / p.heads_kv)};
+    int const ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
+    softmax_backward::attention_backward_sm90<Config, T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());
   }
 
@@ -188,7 +189,8 @@ struct AttentionBackwardSm90Entry {
     if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
       return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     }
-    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    int const most_ctas = multiprocessors[device].load(std::memory_order_relaxed);  // registers leave room for one each
+    if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
     Common const common{p,
@@ -211,7 +213,7 @@ struct AttentionBackwardSm90Entry {
         .then([] { return cuda_status(cudaGetLastError()); })
         .then([&] {
           return Passes::for_each(
-              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream); });
+              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream, most_ctas); });
         })
         .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);

@@ -30,8 +30,8 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   float base[2], shift[2];  // of this lane's two rows, where rows are queries
 
   __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    SectionList const& list, int group)
-      : Base(arguments, smem, list), group(group) {}
+                                                    SectionList const& list, TileWalk const& walk, int group)
+      : Base(arguments, smem, list, walk), group(group) {}
 
   // The first row of this warpgroup, and of this lane.
   __device__ __forceinline__ int first_row() const { return row_block * T::kBlockRows + group * kWarpgroupRows; }
@@ -120,13 +120,14 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   }
   // With no MMA in flight that reads them: the operands.
   __device__ __forceinline__ void pack() {
+    if constexpr (T::kHasDv) pack(p, s);
+    if constexpr (T::kHasDs) pack(ds, dp);
+  }
+  template <int Registers>
+  __device__ __forceinline__ static void pack(uint32_t (&operands)[Registers], float const* scores) {
 #pragma unroll
-    for (int i = 0; i < T::kBlockColumns / 4; ++i) {
-      if constexpr (T::kHasDv) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
-      if constexpr (T::kHasDs) ds[i] = pack_pair<Element>(dp[2 * i], dp[2 * i + 1]);
-    }
-    if constexpr (T::kHasDv) softmax_forward::fence_operands(p);
-    if constexpr (T::kHasDs) softmax_forward::fence_operands(ds);
+    for (int i = 0; i < Registers; ++i) operands[i] = pack_pair<Element>(scores[2 * i], scores[2 * i + 1]);
+    softmax_forward::fence_operands(operands);
   }
   // dS, of which rows are keys here, as rows of queries: one block of 64 columns for each warpgroup.
   __device__ __forceinline__ void store_ds(uint32_t tile) const {
@@ -140,7 +141,6 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       for (int i = 0; i < 4; ++i) words[i] = ds[4 * step + i];
       store_matrix_x4_transposed(swizzled_address(block, 16 * step + row, chunk, key), words);
     }
-    fence_view_async_shared();
   }
 };
 
