@@ -137,7 +137,12 @@ class Pipeline(Protocol):
         """
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self,
+        problem: Problem,
+        steps: Mapping[str, tuple[Built, Built]],
+        *,
+        budget_seconds: float,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """Race pairs of a forward and a backward kernel, each pair run back to back.
 
@@ -145,6 +150,7 @@ class Pipeline(Protocol):
             problem: the backward one.
             steps: name -> forward and backward kernel, in tie-breaking order.
             budget_seconds: of the rounds.
+            history: see :meth:`measure`.
 
         Returns:
             The timings, and whether Ctrl-C cut it short.
@@ -273,12 +279,22 @@ class LocalPipeline:
         return answer
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self,
+        problem: Problem,
+        steps: Mapping[str, tuple[Built, Built]],
+        *,
+        budget_seconds: float,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
         self._worker.deadline = inf  # a step's budgets are its searches'
         return isolated.measure(
-            self._runner, problem, steps, budget_seconds=budget_seconds, keep=steps
+            self._runner,
+            problem,
+            steps,
+            budget_seconds=budget_seconds,
+            keep=steps,
+            history=history,
         )
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Iterator[float | Outcome | None]:
