@@ -203,6 +203,15 @@ class CudaDriver:
         self._check(status, "cuDeviceGetUuid")
         return UUID(bytes=bytes(raw))
 
+    def has_context(self, device: int) -> bool:
+        """True where this process uses a device already: its primary context is there."""
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        status = self._library.cuDevicePrimaryCtxGetState(
+            self._handle(device), ctypes.byref(flags), ctypes.byref(active)
+        )
+        self._check(status, "cuDevicePrimaryCtxGetState")
+        return bool(active.value)
+
     def _handle(self, device: int) -> ctypes.c_int:
         handle = ctypes.c_int()
         self._check(self._library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")

@@ -73,12 +73,12 @@ def _inspect(
         return report
 
 
-def _code_digest(batch: Project, name: str) -> str | None:
-    """The digest of a target's machine code, from its object file; None where it cannot be known."""
+def _code_digest(batch: Project, name: str, library: Path) -> str | None:
+    """The digest of a target's machine code; None where it cannot be known."""
     if batch.disassembler is None:
         return None
     try:
-        return code_digest(batch.object_file(name), batch.disassembler)
+        return code_digest(batch.object_file(name), library, batch.disassembler)
     except ToolchainError as error:
         logger.warning("the digest of the machine code stays unknown: %s", error)
         return None
@@ -157,7 +157,7 @@ def _finish(
             persistent=kernel_of(kernel.candidate).describe(kernel.candidate).persistent,
         ),
         kernel_digest=kernel_digest(kernel),
-        code_digest=_code_digest(batch, name),
+        code_digest=_code_digest(batch, name, library),
         target=batch.target.of_family(kernel.candidate.family),
         toolchain=batch.toolchain.identity(),
         build_seconds=seconds,

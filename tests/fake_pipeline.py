@@ -125,13 +125,20 @@ class FakePipeline:
         return race.results(), self.interrupt_in == "measure"
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self,
+        problem: Problem,
+        steps: Mapping[str, tuple[Built, Built]],
+        *,
+        budget_seconds: float,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         self.problems.append(problem)
         self.steps = {name: (f.path.name, b.path.name) for name, (f, b) in steps.items()}
-        race = Race(list(steps), keep=list(steps))
-        for _ in range(6):
+        race = Race(list(steps), keep=list(steps), history=history)
+        for _ in range(6 - race.rounds):
             race.add({name: sum(map(self.time_us, pair)) for name, pair in self.steps.items()})
+            if self.interrupt_in == "step":
+                raise KeyboardInterrupt
         return race.results(), False
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:

@@ -63,6 +63,8 @@ class Settings:
     log_level: LogLevel = "warning"
     print_tuning: bool = False
     in_process: bool = False
+    allow_busy: bool = False
+    memory_bytes: int | None = None
     cache_dir: Path = field(default_factory=default_cache_dir)
     jobs: int | None = None
     cutlass_dir: Path | None = None
@@ -204,6 +206,14 @@ TABLE: tuple[Setting, ...] = (
     _switch(
         "IN_PROCESS",
         "A search runs its candidates in the caller's process, which one that faults ends, not in one of their own.",
+    ),
+    _switch("ALLOW_BUSY", "A search measures on a GPU that does other work at the same time."),
+    Setting(
+        "MEMORY_BYTES",
+        _COUNT,
+        "a positive integer",
+        "all that is free",
+        "Device memory that the process of a search may take beside its CUDA context.",
     ),
     Setting(
         "CACHE_DIR",
