@@ -151,11 +151,7 @@ def measure_one(
     """Race one problem's sample; the document that is saved."""
     running = {candidate.name: right[candidate] for candidate in candidates if candidate in right}
     timings, interrupted = pipeline.measure(
-        problem,
-        running,
-        budget_seconds=seconds,
-        keep=(),
-        on_round=lambda rounds, still: None,
+        problem, running, budget_seconds=seconds, keep=(), on_round=lambda rounds, still: None
     )
     if interrupted:
         raise KeyboardInterrupt
@@ -261,10 +257,7 @@ def saved_candidate(row: Mapping[str, Any]) -> Candidate:
 
 
 def regret_of(
-    policy: Policy,
-    problem: Problem,
-    document: dict[str, Any],
-    coefficients: Coefficients = FITTED,
+    policy: Policy, problem: Problem, document: dict[str, Any], coefficients: Coefficients = FITTED
 ) -> Regret:
     """The loss of the first picks among the candidates that a saved document has measured.
 

@@ -18,12 +18,12 @@ from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
-    BY_HAND,
     FITTED,
     Coefficients,
 )
 from tests.candidates import forward
 from tests.compiler_reports import compiler_report
+from tests.recorded_searches import BY_HAND
 
 POLICY = H100()
 NAMES = tuple(field.name for field in fields(Coefficients))

@@ -21,7 +21,6 @@ from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
-    BY_HAND,
     FITTED,
     Coefficients,
 )
@@ -30,9 +29,9 @@ from attention_autotuner.kernels.shared.schedule import (
     tiles_of,
 )
 from benchmarks.exhaustive import correlation
-from benchmarks.tuning_logs import Log, read_logs
 from tests.candidates import forward
 from tests.compiler_reports import compiler_report
+from tests.recorded_searches import BY_HAND, Log, read_logs
 
 SPEC = H100().spec
 
@@ -228,9 +227,9 @@ def test_calibration_of_perfect_data_stays() -> None:
 def test_calibration_refuses_too_little_data_and_unknown_names() -> None:
     samples = simulated_samples(BY_HAND)
     with pytest.raises(ValueError, match="at least 2 samples"):
-        calibrate(samples[:1])
+        calibrate(samples[:1], BY_HAND)
     with pytest.raises(ValueError, match="speed_of_light"):
-        calibrate(samples, bounds={"speed_of_light": (0.0, 1.0)})
+        calibrate(samples, BY_HAND, bounds={"speed_of_light": (0.0, 1.0)})
 
 
 def test_shipped_coefficients_are_as_good_as_a_fresh_fit_to_the_logs(logs: list[Log]) -> None:

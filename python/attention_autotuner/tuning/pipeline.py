@@ -297,12 +297,7 @@ class LocalPipeline:
     def _confirmed(self, doubt: Doubt, seconds: float) -> float | Outcome | None:
         entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
         timings, interrupted = isolated.measure(
-            self._worker,
-            doubt.problem,
-            entries,
-            budget_seconds=seconds,
-            keep=list(entries),
-            seed=1,
+            self._worker, doubt.problem, entries, budget_seconds=seconds, keep=list(entries), seed=1
         )
         if interrupted:
             raise KeyboardInterrupt

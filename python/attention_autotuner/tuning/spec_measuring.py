@@ -70,10 +70,7 @@ def expected_peaks(policy: Policy) -> dict[str, float]:
 
 
 def measured_spec(
-    policy: Policy,
-    properties: DeviceProperties,
-    peaks: Peaks,
-    environment: Environment,
+    policy: Policy, properties: DeviceProperties, peaks: Peaks, environment: Environment
 ) -> MeasuredSpec:
     """The spec of a device.
 
