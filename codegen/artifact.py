@@ -11,10 +11,10 @@ from typing import Any
 
 from ..core.candidate import Family
 from ..core.identity import digest
+from ..core.report import CompilerReport
 from .code_digest import comparable
 from .environment import template_root
 from .render import RenderedKernel, kernel_digest
-from .report import CompilerReport
 from .toolchain import Toolchain
 
 _ARCH = re.compile(r"[1-9]\d{1,2}[af]?")

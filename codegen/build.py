@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..core.leases import POLL_SECONDS, Lease
 from ..core.outcome import BuildFailed, Outcome, OutOfMemory, Postponed, TimedOut
+from ..core.report import CompilerReport
 from ..errors import ToolchainError
 from ..kernels.registry import kernel_of
 from .artifact import Artifact, BuildTarget, artifact_digest
@@ -29,7 +30,7 @@ from .files import storage_error, store_errors
 from .jobs import job_count
 from .project import Project, Step, configure, launched
 from .render import RenderedKernel, kernel_digest
-from .report import CompilerReport, combine, parse_ptxas
+from .report import combine, parse_ptxas
 from .sass import add_loop_spills, main_loops
 from .store import Store
 from .toolchain import Toolchain, find_disassembler

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.codegen.report import CompilerReport
 from attention_autotuner.core.outcome import Ok, Outcome, Postponed
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import History, Race, Timing

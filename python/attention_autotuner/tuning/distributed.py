@@ -141,10 +141,7 @@ class SharedSearch:
             self.pipeline = self._shared = _SharedPipeline(self._ranks, pipeline, default)
             self.records = _SharedRecords(self._ranks, records.root)
             gpu = [environment.gpu_name, environment.num_sms, pipeline.can_measure()]
-            self._agreed = {
-                "arguments and settings": [problem, policy.name, *asked],
-                "GPUs": gpu,
-            }
+            self._agreed = {"arguments and settings": [problem, policy.name, *asked], "GPUs": gpu}
 
     @contextmanager
     def joined(self, measuring: Measuring) -> Iterator[None]:

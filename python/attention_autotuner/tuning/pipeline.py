@@ -22,13 +22,13 @@ from ..arch.probe import cuda_driver, current_device
 from ..arch.resolution import native_arch
 from ..codegen.build import BuildTarget, build
 from ..codegen.render import RenderedKernel
-from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
 from ..codegen.tools import Stop
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
+from ..core.report import CompilerReport
 from ..errors import ArtifactError, SettingsError, UnsupportedArchitectureError
 from ..settings import Settings
 from . import isolated
@@ -341,12 +341,7 @@ class LocalPipeline:
     def _confirmed(self, doubt: Doubt, seconds: float) -> float | Outcome | None:
         entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
         timings, interrupted = isolated.measure(
-            self._worker,
-            doubt.problem,
-            entries,
-            budget_seconds=seconds,
-            keep=list(entries),
-            seed=1,
+            self._worker, doubt.problem, entries, budget_seconds=seconds, keep=list(entries), seed=1
         )
         if interrupted:
             raise KeyboardInterrupt
