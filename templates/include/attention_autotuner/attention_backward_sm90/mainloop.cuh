@@ -133,7 +133,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       fence_accumulators(share.sums);
       if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
       int64_t const tile = dq_tile_index(arguments, batch, now);
-      DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
+      DqSemaphore<T> const semaphore(arguments, tile, now, group, row_block, kWarpgroupBarrier + group);
       share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
@@ -282,7 +282,7 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
       int const stage = Stored::stage(index);
       wait(full(T::kDsBarrier, stage), Stored::phase(index));
       share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
-      DqSemaphore<T> const semaphore(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+      DqSemaphore<T> const semaphore(arguments, tile, now, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
 #pragma unroll
       for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
 #pragma unroll
@@ -303,7 +303,8 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
 
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, SectionList const list) {
+    attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
+                            SectionList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);

@@ -34,23 +34,24 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
   return {list.reversed_rows ? blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch, 0};
 }
 
-struct BackwardPassSm90Arguments {
+template <typename Params>
+struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>> {
   TmaTensor x0, x1, y0, y1;
-  BackwardArguments<AttentionBackwardParams1002> common;
+  BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
 // Where tiles and barriers lie, and which tiles a CTA visits.
 template <typename T>
 struct BackwardPassSm90Stages {
-  BackwardPassSm90Arguments const& arguments;
+  BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
   TileRange range;
   int steps;
 
-  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    SectionList const& list)
+  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments<typename T::Params> const& arguments,
+                                                    uint32_t smem, SectionList const& list)
       : arguments(arguments), smem(smem) {
     auto const& common = arguments.common;
     TileCoordinates const tile = section_tile(int(blockIdx.x), list);
@@ -63,6 +64,7 @@ struct BackwardPassSm90Stages {
       split = 0;
       int const last = minimum(first_row + T::kBlockRows, common.params.seqlen_q) - 1;
       range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
+      if constexpr (T::kModified) range.first = common.first_key(first_row) / T::kBlockColumns;
     } else {
       Share<true> const share(common, tile.head);
       kv_head = share.kv_head;
