@@ -79,14 +79,15 @@ struct AttentionBackwardSm90Entry {
                 return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
               });
             })
-            .then([&] { return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident); })
-            .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] {
               if constexpr (Mods::kSinks) {
-                return prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+                int32_t const of_sinks =
+                    prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+                if (of_sinks != ATTENTION_AUTOTUNER_OK) return of_sinks;
               }
-              return int32_t(ATTENTION_AUTOTUNER_OK);
+              return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident);
             })
+            .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] {
               if constexpr (kFused) {
                 auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
@@ -212,15 +213,13 @@ struct AttentionBackwardSm90Entry {
     backward_preprocess<Config>
         <<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
     return Steps()
-        .then([] { return cuda_status(cudaGetLastError()); })
         .then([&] {
           if constexpr (Mods::kSinks) {
             if (p.dsinks != nullptr) {
               backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, kSinkSmemBytes, stream>>>(common);
             }
-            return cuda_status(cudaGetLastError());
           }
-          return int32_t(ATTENTION_AUTOTUNER_OK);
+          return cuda_status(cudaGetLastError());
         })
         .then([&] {
           return Passes::for_each(
