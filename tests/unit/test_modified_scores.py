@@ -27,10 +27,14 @@ from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.operations.attention.modified import Modifiers, attention_modified
+from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.serving.exports import choose_picks
 from attention_autotuner.tuning.class_pools import class_of, small_problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import distance
+from benchmarks import calls
+from benchmarks.baselines import BASELINES
+from benchmarks.suites import shape
 from tests.fake_kernels import serve_fakes
 from tests.numerics.score_modifications import KINDS, formula
 
@@ -311,3 +315,25 @@ def test_values_reach_the_params(
     assert {problem.modifications for problem in problems} == {("softcap", "sinks")}
     values = [(p.window_left, p.window_right, p.softcap, bool(p.sinks)) for p in seen]
     assert values == [(3, -1, 2.5, True), (4, -1, 1.5, True)]
+
+
+# --- benchmarks ---------------------------------------------------------------------------------------
+
+
+def test_flex_and_ours_bend_scores_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import flex_attention
+
+    make = flex_attention.create_block_mask
+    monkeypatch.setattr(
+        flex_attention, "create_block_mask", lambda *sizes, device: make(*sizes, device="cpu")
+    )
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes")
+    inputs = make_inputs(problem, seed=1, device="cpu")
+    values = (inputs.q, inputs.k, inputs.v, inputs.tensors["alibi_slopes"])
+    expected = calls.ours(problem, None)(*values)
+    o = BASELINES["flex"].function(problem)(*values)
+    torch.testing.assert_close(o, expected, atol=2e-3, rtol=1e-2)
+    plain = BASELINES["plain"].function(problem)(*values)
+    assert torch.equal(plain, flash_attn_func(*values[:3], causal=True))
+    assert not torch.equal(plain, expected)
