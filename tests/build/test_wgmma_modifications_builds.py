@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from tests.emulation.build import Mutants
 from tests.emulation.build import build as emulated
-from tests.emulation.check import check
+from tests.emulation.check import check, scaled
 from tests.numerics.score_modifications import KINDS
 
 pytestmark = pytest.mark.build
@@ -115,6 +116,9 @@ def test_kernels_are_right_on_the_emulated_machine(folder: Path, knobs: str, kin
     kernel, problems = made(knobs, kind, folder)
     outcome = check(kernel, problems, [("random", 1)])
     assert outcome.ok, outcome.reason
+    for sign in (-1.0, 0.0) if knobs == "turns" else ():  # of the scale
+        outcome = check(kernel, problems[:1], [("lazy", 0)], adjust=partial(scaled, sign=sign))
+        assert outcome.ok, (sign, outcome.reason)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -142,7 +142,7 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
 
 
 def most_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """What no score of a row exceeds, nor the sum of its terms' magnitudes; arguments are those of rounding_of_lse."""
+    """A bound of each row's scores, and of the sums of their terms' magnitudes; arguments as of rounding_of_lse."""
     largest_key = k.float().norm(dim=-1).nan_to_num(0.0).amax(-1, keepdim=True)
     largest_key = largest_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scale = float(q.shape[-1] ** -0.5)

@@ -52,7 +52,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
       int const head = head_of(tile, lane_row() + 8 * half);
       if constexpr (T::kAlibi) {
         float const* const slopes = arguments.alibi_slopes + int64_t(tile.batch) * arguments.slopes_per_batch;
-        slope[half] = slopes[head] * (kLog2E / arguments.exponent_scale);
+        slope[half] = slopes[head] * arguments.slope_scale;
       }
       if constexpr (T::kSinks) sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();
     }

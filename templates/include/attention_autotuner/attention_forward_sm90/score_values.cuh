@@ -27,14 +27,15 @@ struct ScoreValues<true> {
   int window_left, window_right;  // as with_window leaves them
   int zero;                       // which the compiler does not know
   float tanh_scale;               // of scores under a softcap: softmax_scale / softcap
+  float slope_scale;              // log2(e) over the exponent's scale
   int slopes_per_batch;           // 0 where batch entries share slopes
   float const *alibi_slopes, *sinks;
 };
 
 // The values in params. Under a softcap, `exponent_scale`, by which exponents are scores, becomes that of the tangents.
 template <typename Mods, typename Params>
-inline void take_values(ScoreValues<true>& values, Params const& given, float& exponent_scale) {
-  Params const params = with_window(given);
+inline void take_values(ScoreValues<true>& values, Params const& asked, float& exponent_scale) {
+  Params const params = with_window(asked);
   values.window_left = params.window_left;
   values.window_right = params.window_right;
   values.zero = 0;
@@ -45,6 +46,7 @@ inline void take_values(ScoreValues<true>& values, Params const& given, float& e
     values.tanh_scale = params.softmax_scale / params.softcap;
     exponent_scale = params.softcap * kLog2E;
   }
+  values.slope_scale = kLog2E / exponent_scale;
 }
 
 // To 2^-11 of the result, one instruction on the unit of exponentials.
