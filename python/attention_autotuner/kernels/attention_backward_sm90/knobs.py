@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
+from ..shared.sm90_rules import MODIFICATIONS
 
 Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved"]
@@ -95,6 +96,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
 
     kernel: ClassVar[str] = "attention_backward_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("attention", "backward", "softmax")})
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
 

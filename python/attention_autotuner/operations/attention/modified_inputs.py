@@ -13,11 +13,19 @@ from ...core.problem import Problem
 from ..shared import binding
 from ..shared.binding import Binding, Normal, Reference
 from ..shared.tensors import Inputs, Shapes
-from .inputs import AttentionBackward, AttentionForward, moved_off, rounding_of_lse, shift_of_delta
+from .inputs import (
+    AttentionBackward,
+    AttentionForward,
+    most_scores,
+    moved_off,
+    rounding_of_lse,
+    shift_of_delta,
+)
 from .modified import Modifiers, attention_modified, attention_modified_backward
 
 SOFTCAP = 1.5  # normal scores are around 1
 SINKS_SPREAD = 3.0
+TANH_ERROR = 2.0**-11  # of the result, of the instruction that some kernels take
 
 
 def modifiers_of(problem: Problem, inputs: Inputs) -> Modifiers:
@@ -71,6 +79,9 @@ class ModifiedForward(AttentionForward):
         o_low, lse_low = attention_modified(*read, **options, dtype=inputs.q.dtype)
         yield "o", o_ref, o_low
         width = rounding_of_lse(inputs.q, inputs.k, lse_ref)
+        if "softcap" in problem.modifications:
+            most = most_scores(inputs.q, inputs.k).clamp(max=inputs.scalars["softcap"])
+            width = width + TANH_ERROR * most
         yield "lse", lse_ref, moved_off(lse_ref, lse_low, width)
 
 

@@ -86,27 +86,32 @@ struct DqShareSm90 {
 };
 
 // Which tile of queries of all, and where its sums start.
-__device__ __forceinline__ int64_t dq_tile_index(BackwardPassSm90Arguments const& arguments, int batch,
-                                                 Cursor const& now) {
+template <typename Arguments>
+__device__ __forceinline__ int64_t dq_tile_index(Arguments const& arguments, int batch, Cursor const& now) {
   auto const& common = arguments.common;
   return (int64_t(batch) * common.params.heads_q + now.head) * common.dq_tiles + now.tile;
 }
 template <typename T>
-__device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments const& arguments, int64_t index) {
+__device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments<typename T::Params> const& arguments,
+                                          int64_t index) {
   return arguments.common.dq_sum + index * (T::kBlockColumns * T::kDepth);
 }
 
 // Around the additions of one warpgroup to its part of a tile: shares come in the order of their blocks of keys. All
-// blocks before one that sees a tile of queries see it as well, so that a semaphore counts them.
+// blocks before one that sees a tile of queries see it as well, from block 0 or, in windows, from the first one on, so
+// that a semaphore counts them.
 template <typename T>
 struct DqSemaphore {
   int* place;
   int block, barrier;
 
-  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments const& arguments, int64_t tile, int part, int block,
-                                         int barrier)
-      : place(arguments.semaphores + tile * T::kDqParts + part), block(block), barrier(barrier) {
+  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments<typename T::Params> const& arguments, int64_t tile,
+                                         Cursor const& now, int part, int of_keys, int barrier)
+      : place(arguments.semaphores + tile * T::kDqParts + part), block(of_keys), barrier(barrier) {
     if constexpr (T::kOrdered) {
+      if constexpr (T::kModified) {
+        block -= arguments.common.first_key(now.tile * T::kBlockColumns) / T::kBlockRows;
+      }
       if (leads_warpgroup()) semaphore_wait(place, block);
       named_barrier(barrier, kWarpgroupThreads);
     }

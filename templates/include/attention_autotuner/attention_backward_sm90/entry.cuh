@@ -10,6 +10,7 @@
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/sink_gradient.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
@@ -57,10 +58,11 @@ struct BackwardPassesSm90<Config, Decomposition::kThreePass> {
 template <typename Config>
 struct AttentionBackwardSm90Entry {
   using Element = typename Config::Element;
-  using Params = AttentionBackwardParams1002;
+  using Params = BackwardParamsOf<Config>;
   using Common = BackwardArguments<Params>;
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
+  using Mods = ScoreModsOf<Config>;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
@@ -78,7 +80,14 @@ struct AttentionBackwardSm90Entry {
                 return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
               });
             })
-            .then([&] { return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident); })
+            .then([&] {
+              if constexpr (Mods::kSinks) {
+                int32_t const of_sinks =
+                    prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+                if (of_sinks != ATTENTION_AUTOTUNER_OK) return of_sinks;
+              }
+              return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident);
+            })
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] {
               if constexpr (kFused) {
@@ -125,7 +134,8 @@ struct AttentionBackwardSm90Entry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+    bool const fits =
+        takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_values<typename Mods::Modifications>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -139,7 +149,7 @@ struct AttentionBackwardSm90Entry {
   }
 
   template <typename T>
-  static bool describe(softmax_backward::BackwardPassSm90Arguments& a, Params const& p) {
+  static bool describe(softmax_backward::BackwardPassSm90Arguments<Params>& a, Params const& p) {
     int const queries = T::kByQueries ? T::kBlockRows : T::kBlockColumns;
     int const keys = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
     auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
@@ -166,9 +176,10 @@ struct AttentionBackwardSm90Entry {
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
-    softmax_backward::BackwardPassSm90Arguments arguments;
+    softmax_backward::BackwardPassSm90Arguments<Params> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
+    if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
     arguments.semaphores = semaphores;
     int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
@@ -193,15 +204,9 @@ struct AttentionBackwardSm90Entry {
     if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    Common const common{p,
-                        p.softmax_scale * kLog2E,
-                        at(0),
-                        at(places.shift),
-                        at(places.dq_sum),
-                        int(places.lse_delta_rows),
-                        int(places.dq_tiles),
-                        Divider::by(places.splits),
-                        at(places.dk_partial),
+    Common const common{with_window(p),       p.softmax_scale * kLog2E,   at(0),
+                        at(places.shift),     at(places.dq_sum),          int(places.lse_delta_rows),
+                        int(places.dq_tiles), Divider::by(places.splits), at(places.dk_partial),
                         at(places.dv_partial)};
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
     int64_t const heads = int64_t(p.batch) * p.heads_q;
@@ -210,7 +215,14 @@ struct AttentionBackwardSm90Entry {
     backward_preprocess<Config>
         <<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
     return Steps()
-        .then([] { return cuda_status(cudaGetLastError()); })
+        .then([&] {
+          if constexpr (Mods::kSinks) {
+            if (p.dsinks != nullptr) {
+              backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, kSinkSmemBytes, stream>>>(common);
+            }
+          }
+          return cuda_status(cudaGetLastError());
+        })
         .then([&] {
           return Passes::for_each(
               [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream, most_ctas); });
@@ -238,7 +250,7 @@ struct AttentionBackwardSm90Entry {
       threads = maximum(threads, T::kThreads);
       return int32_t(ATTENTION_AUTOTUNER_OK);
     });
-    return kernel_info<Config>(Keys::kBlockColumns, Keys::kBlockRows, threads, smem);
+    return kernel_info<Config, Params>(Keys::kBlockColumns, Keys::kBlockRows, threads, smem);
   }
 };
 

@@ -180,7 +180,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       fence_accumulators(share.sums);
       if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
       int64_t const tile = dq_tile_index(arguments, batch, now);
-      DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
+      DqSemaphore<T> const semaphore(arguments, tile, now, group, row_block, kWarpgroupBarrier + group);
       share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
@@ -207,7 +207,8 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   __device__ __forceinline__ void finish_scores(int index) {
     if constexpr (T::kHasDs) fence_accumulators(dp);
     Base::differentiate(shift_of(Second::stage(index)));
-    Base::pack();
+    Base::pack_p();
+    Base::pack_ds();
     store_ds(index);
   }
   // Results of a step, with nothing else in flight. With S alone ahead there are no registers for all results at a
@@ -247,7 +248,8 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       finish_results(index);
       add_dq(index, before);
       send_dq(before);
-      Base::pack();
+      Base::pack_p();
+      Base::pack_ds();
       store_ds(index + 1);
     } else {
       warpgroup_wait<0>();
@@ -268,14 +270,14 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   __device__ __forceinline__ void step_interleaved(int index, Cursor const& before, Cursor const& now,
                                                    Cursor const& next) {
     constexpr int kAfterScores = 1 + T::kKeysDq;  // groups
-    Base::pack(p, s);
+    Base::pack_p();
     issue_dp(index);
     issue_results<true, false>(index);
     if (index > begin) send_dq(before);
     warpgroup_wait<1>();
     fence_accumulators(dp);
     Base::differentiate(shift_of(Second::stage(index)));
-    Base::pack(ds, dp);
+    Base::pack_ds();
     store_ds(index);
     if constexpr (!Last) issue_scores(index + 1);
     issue_results<false, true>(index);
@@ -393,7 +395,7 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
       int const stage = Stored::stage(index);
       wait(full(T::kDsBarrier, stage), Stored::phase(index));
       share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
-      DqSemaphore<T> const semaphore(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+      DqSemaphore<T> const semaphore(arguments, tile, now, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
 #pragma unroll
       for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
 #pragma unroll
@@ -416,7 +418,8 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
 
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, SectionList const list) {
+    attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
+                            SectionList const list) {
   extern __shared__ char smem_bytes[];
   using Stages = BackwardPassSm90Stages<T>;
   uint32_t const smem = aligned_shared(smem_bytes);

@@ -35,14 +35,15 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
   return {list.reversed_rows ? blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch, 0};
 }
 
-struct BackwardPassSm90Arguments {
+template <typename Params>
+struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>> {
   TmaTensor x0, x1, y0, y1;
-  BackwardArguments<AttentionBackwardParams1002> common;
+  BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
-// How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one. The
-// rings and barriers go on from one tile to the next.
+// How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
+// The rings and barriers go on from one tile to the next.
 struct TileWalk {
   int round = 0;
   int steps = 0;   // of the tiles before, all together
@@ -60,15 +61,15 @@ struct TileWalk {
 // Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
 struct BackwardPassSm90Stages {
-  BackwardPassSm90Arguments const& arguments;
+  BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
   TileRange range;
   int begin, end;  // of the CTA's steps
   int visit;       // of the CTA
 
-  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    SectionList const& list, TileWalk const& walk)
+  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments<typename T::Params> const& arguments,
+                                                    uint32_t smem, SectionList const& list, TileWalk const& walk)
       : arguments(arguments), smem(smem), begin(walk.steps), visit(walk.visits) {
     auto const& common = arguments.common;
     TileCoordinates const tile = section_tile(walk.tile(), list);
@@ -81,6 +82,7 @@ struct BackwardPassSm90Stages {
       split = 0;
       int const last = minimum(first_row + T::kBlockRows, common.params.seqlen_q) - 1;
       range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
+      if constexpr (T::kModified) range.first = common.first_key(first_row) / T::kBlockColumns;
     } else {
       Share<true> const share(common, tile.head);
       kv_head = share.kv_head;

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -48,14 +49,17 @@ struct NoDqShare {
 };
 
 template <typename Config, typename Pass, GradientPass kOfPass, typename Share = NoDqShare>
-struct BackwardPassSm90Traits {
+struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   using Element = typename Config::Element;
+  using Params = BackwardParamsOf<Config>;
+  using Mods = ScoreModsOf<Config>;
   static constexpr GradientPass kPass = kOfPass;
   static constexpr IssueOrder kOrder = Pass::kIssueOrder;
   static constexpr bool kByQueries = kPass == GradientPass::kDq;
   static constexpr bool kHasDs = kPass != GradientPass::kDv;  // and so dP
   static constexpr bool kHasDv = kPass == GradientPass::kKeys || kPass == GradientPass::kDv;
-  static constexpr int kDsStages = Share::kDsStages;  // of dS in shared memory
+  static constexpr bool kPacksCapped = Mods::kSoftcap && kHasDs && kHasDv;  // P for dV differs from that of dS
+  static constexpr int kDsStages = Share::kDsStages;                        // of dS in shared memory
   static constexpr bool kSharesDq = kDsStages > 0;
   static constexpr bool kOwnDq = kSharesDq && Share::kDqBy == DqBy::kOwn;
   static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
