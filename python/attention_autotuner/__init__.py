@@ -12,7 +12,14 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import errors, settings
-    from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
+    from .api import (
+        Decay,
+        RetNetAttnFunc,
+        flash_attn_func,
+        flash_attn_varlen_func,
+        retention_func,
+        retnet_attn_func,
+    )
     from .serving.searching import tune, tune_step
     from .tuning.functions import autotune, tune_together
 
@@ -23,6 +30,7 @@ __all__ = [
     "autotune",
     "errors",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "retention_func",
     "retnet_attn_func",
     "settings",

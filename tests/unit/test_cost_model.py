@@ -303,8 +303,7 @@ class Shifted(Problem):
     seqlen_k: int = 500
     offset: int = 0
 
-    @property
-    def causal_offset(self) -> int:
+    def offset_of(self, rows: int, keys: int) -> int:
         """The offset of its own."""
         return self.offset
 

@@ -33,14 +33,23 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
         by_queries: which of the two.
 
     Returns:
-        One count per block; the longest first when causal. A block of queries that see no key, or of keys that no
-        query sees, counts 0.
+        One count per block, of packed sequences one after the other; the longest first when causal. A block of queries
+        that see no key, or of keys that no query sees, counts 0.
     """
-    rows, keys, offset = problem.seqlen_q, problem.seqlen_k, problem.causal_offset
+    counts: tuple[int, ...] = ()
+    for rows, keys in problem.lengths:
+        counts += _tiles_of_sequence(problem, rows, keys, block, step, by_queries)
+    return counts
+
+
+def _tiles_of_sequence(
+    problem: Problem, rows: int, keys: int, block: int, step: int, by_queries: bool
+) -> tuple[int, ...]:
+    offset = problem.offset_of(rows, keys)
     length, other = (rows, keys) if by_queries else (keys, rows)
     tiles, starts = -(-other // step), range(0, length, block)
     if problem.window_size != NO_WINDOW:
-        return _tiles_in_window(problem, block, step, by_queries)
+        return _tiles_in_window(problem, rows, keys, block, step, by_queries)
     if not problem.causal:
         return (tiles,) * len(starts)
     if not by_queries:
@@ -49,9 +58,11 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
     return tuple(-(-max(0, min(keys, count)) // step) for count in seen)
 
 
-def _tiles_in_window(problem: Problem, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
+def _tiles_in_window(
+    problem: Problem, rows: int, keys: int, block: int, step: int, by_queries: bool
+) -> tuple[int, ...]:
     left, right = problem.window
-    offset, length, other = problem.causal_offset, problem.seqlen_q, problem.seqlen_k
+    offset, length, other = problem.offset_of(rows, keys), rows, keys
     if not by_queries:  # seen from the keys, the window is the other way round
         left, right, offset, length, other = right, left, -offset, other, length
     counts = []
