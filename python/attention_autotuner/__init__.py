@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import errors, settings
     from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
     from .serving.searching import tune, tune_step
+    from .settings import mode
     from .tuning.functions import autotune, tune_together
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "autotune",
     "errors",
     "flash_attn_func",
+    "mode",
     "retention_func",
     "retnet_attn_func",
     "settings",
@@ -36,6 +38,7 @@ _MODULES = (
     "settings",
 )  # the others are names in a module: of the calls, or of the searches
 _PLACES = {
+    "mode": "settings",
     "tune": "serving.searching",
     "tune_step": "serving.searching",
     "autotune": "tuning.functions",
