@@ -53,7 +53,7 @@ def verify_picks(
     built = built_of(
         (candidate for _, candidate in picks),
         pipeline,
-        lambda done, total, name: print(f"built {done} of {total}: {name}", flush=True),
+        lambda done, total, name, _: print(f"built {done} of {total}: {name}", flush=True),
     )
     verified = []
     for number, (problem, candidate) in enumerate(picks, start=1):

@@ -20,6 +20,7 @@ from attention_autotuner.errors import BuildError, SettingsError, UntunedError
 from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.serving.untuned import list_untuned, read_problems
 from attention_autotuner.tuning import search
+from attention_autotuner.tuning.records import RecordStore
 from tests.fake_pipeline import FakePipeline, fast
 from tests.fake_world import PROBLEM, World, other_candidate
 
@@ -65,7 +66,7 @@ def test_frozen_picks_are_those_of_the_start(world: World, monkeypatch: pytest.M
     monkeypatch.undo()
     monkeypatch.setattr(dispatch, "environment_of", lambda *_: FakePipeline().environment)
     policy = attention_autotuner.arch.H100()
-    store = search.RecordStore(world.cache_dir / "records")
+    store = RecordStore(world.cache_dir / "records")
     ranked = search.tune(PROBLEM, policy, effort="none", top_k=3)
     best = [row.candidate.name for row in ranked.rows if row.candidate != ranked.default]
 

@@ -107,10 +107,10 @@ class Pipeline(Protocol):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
-        """Build kernels, in their order; called with (done, total, message) as it goes.
+        """Build kernels, in their order; called with (done, total, name, seconds) as each is built.
 
         Once ``stop`` is true the rest is ``Postponed``. A sweep calls this from several threads.
         """
@@ -209,7 +209,7 @@ class LocalPipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """See :meth:`Pipeline.build`; the worker starts meanwhile."""
@@ -229,9 +229,7 @@ class LocalPipeline:
             toolchain=toolchain,
             store=Store(self._settings.cache_dir),
             jobs=self._settings.jobs,
-            progress=lambda done, total, name, seconds: progress(
-                done, total, f"{name} in {seconds:.0f} s"
-            ),
+            progress=progress,
             stop=stop,
         )
 

@@ -148,7 +148,6 @@ class _Search(Engine):
     problem: Problem
     purpose: Purpose
     settings: Settings
-    progress: Progress
     group: SharedSearch
     interrupted: bool = False
 
@@ -227,16 +226,19 @@ class _Search(Engine):
             kernels = kernels[: 1 + int(self.settings.budget_seconds / CHECK_SECONDS)]
         timed, built = self.pipeline.can_measure(), 0
 
-        def progress(done: int, total: int, message: str) -> None:
+        def progress(done: int, total: int, name: str, seconds: float) -> None:
             nonlocal built
             built = done
-            self.progress.tell("build", done, total, message)
+            self.on_built(done, total, name, seconds)
+            self.journal(self.problem).write(built=name, seconds=seconds)
 
         def stop() -> bool:
             """True when the time left is what checks and a race of the kernels so far will take."""
             needed = self._reserve(FINISH_SECONDS, FINISH_SHARE) if timed and built else 0.0
             return self.seconds_left <= needed + built * (CHECK_SECONDS + SET_UP_SECONDS)
 
+        for kernel in kernels:
+            self.progress.happened("build_started", kernel.name)
         results: Sequence[Built | Outcome] = ()
         try:
             results = self.pipeline.build(kernels, progress, stop)
