@@ -13,9 +13,11 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import errors, settings
     from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
-    from .serving.searching import tune, tune_step
+    from .api.shared.warming import warmup
+    from .serving.searching import tune, tune_problems, tune_step
     from .settings import mode
     from .tuning.functions import autotune, tune_together
+    from .tuning.progress import listening
 
 __all__ = [
     "Decay",
@@ -24,13 +26,16 @@ __all__ = [
     "autotune",
     "errors",
     "flash_attn_func",
+    "listening",
     "mode",
     "retention_func",
     "retnet_attn_func",
     "settings",
     "tune",
+    "tune_problems",
     "tune_step",
     "tune_together",
+    "warmup",
 ]
 
 _MODULES = (
@@ -38,8 +43,11 @@ _MODULES = (
     "settings",
 )  # the others are names in a module: of the calls, or of the searches
 _PLACES = {
+    "listening": "tuning.progress",
     "mode": "settings",
+    "warmup": "api.shared.warming",
     "tune": "serving.searching",
+    "tune_problems": "serving.searching",
     "tune_step": "serving.searching",
     "autotune": "tuning.functions",
     "tune_together": "tuning.functions",

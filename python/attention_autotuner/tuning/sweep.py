@@ -291,7 +291,8 @@ class Sweep(Engine):
             return super().verify(problem, row, built)
 
     def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
-        default = self.policy.default(problem)
+        default, legal = self.policy.default(problem), {*self.policy.legal(problem)}
+        rows = [row for row in rows if row.candidate in legal or row.candidate == default]
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left
         try:
