@@ -147,7 +147,7 @@ def test_the_calls_of_a_model_are_noted_and_not_computed(
         problems = warming.warmup(layer, x, backward=backward)
         directions = ["forward", "backward"][: 1 + backward]
         assert [problem.direction for problem in problems] == directions
-        assert [(asked.problem, asked.index) for asked in batches[0]] == [
+        assert [(asked.problem, asked.device) for asked in batches[0]] == [
             (p, CPU) for p in problems
         ]
         assert [problem for problem, *_ in fake.asked] == list(problems)

@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 
     problem: Problem
     device_type: str
-    index: int
+    device: int
 
 
 _RECORDED: dict[int, list[Asked]] = {}
