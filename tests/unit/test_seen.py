@@ -21,6 +21,7 @@ from attention_autotuner.tuning.progress import Event, listening
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.timeline import Timeline, timeline_of
 from tests.fake_pipeline import FakePipeline, fast
+from tests.layout import CHROMIUM, layout
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
@@ -142,6 +143,14 @@ def test_a_search_is_written_as_a_page(
     assert json.loads(capsys.readouterr().out) == {"page": str(pages[0]), "candidates": TOP_K + 1}
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to lay the page out")
+def test_nothing_of_a_page_overflows_or_overlaps(searched: tuple[str, str], tmp_path: Path) -> None:
+    shape = ["--batch", "2", "--heads", "8", "--seqlen", "1024", "--device-type", "H100"]
+    assert main(["report", *shape, "--output", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert {width: layout(page, width, tmp_path) for width in (1400, 390)} == {1400: [], 390: []}
+
+
 def test_a_page_without_times_says_so(
     searched: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +158,9 @@ def test_a_page_without_times_says_so(
         log.unlink()
     shape = ["--batch", "2", "--heads", "8", "--seqlen", "1024", "--device-type", "H100"]
     assert main(["report", *shape, "--output", str(tmp_path / "page.html")]) == 0
-    assert "compiled in" not in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "compiled in" not in page
+    assert "not measured" in page
     assert main(["report", "--device-type", "A100", "--output", str(tmp_path / "none.html")]) == 1
     assert "there is no search to report" in capsys.readouterr().err
     assert not (tmp_path / "none.html").exists()

@@ -52,6 +52,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     timeline = timeline_of(path, key, [entry.candidate for entry in record.entries])
     page = page_of(hit, policy, timeline, source_of(pick, hit, policy))
     write_atomic(arguments.output, page)
+    arguments.output.chmod(0o644)  # it holds nothing private, and may be served
     if arguments.json:
         print_json({"page": str(arguments.output), "candidates": len(record.entries)})
     else:
