@@ -81,8 +81,8 @@ class Settings:
 
     def mode_of(self, direction: str) -> Mode:
         """The mode of calls of a direction."""
-        own = self.forward_mode if direction == "forward" else self.backward_mode
-        return own or self.mode
+        of_it = self.forward_mode if direction == "forward" else self.backward_mode
+        return of_it or self.mode
 
 
 @dataclass(frozen=True)

@@ -50,15 +50,15 @@ def test_what_becomes_of_each_candidate_is_told(records: RecordStore, challenger
     with listening(events.append):
         tune(PROBLEM, POLICY, top_k=TOP_K, records=records, pipeline=pipeline)
     tune(PROBLEM, POLICY, top_k=TOP_K, records=records, pipeline=pipeline)  # not heard any more
-    told: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for event in events:
-        told.setdefault(event.candidate, []).append(event.kind)
+        kinds.setdefault(event.candidate, []).append(event.kind)
     built = ["build_started", "built", "verified"]
-    assert told.pop(challenger) == [*built, "timed", "picked"]
-    assert told.pop(first) == [*built, "eliminated"]
-    assert told.pop(DEFAULT) == [*built, "timed"]  # it is timed to the end
-    assert set(told.pop("")) == {"step"}
-    assert set(map(tuple, told.values())) == {(*built, "eliminated", "timed")}
+    assert kinds.pop(challenger) == [*built, "timed", "picked"]
+    assert kinds.pop(first) == [*built, "eliminated"]
+    assert kinds.pop(DEFAULT) == [*built, "timed"]  # it is timed to the end
+    assert set(kinds.pop("")) == {"step"}
+    assert set(map(tuple, kinds.values())) == {(*built, "eliminated", "timed")}
     outcomes = {e.candidate: e.outcome for e in events if e.kind == "eliminated"}
     assert outcomes[first] == wrong
     (gain,) = {e.timing.median_us for e in events if e.candidate == challenger and e.timing}
