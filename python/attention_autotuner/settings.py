@@ -364,25 +364,25 @@ def _shared(settings: Settings) -> Settings:
     return settings
 
 
+@contextlib.contextmanager
 def mode(
     mode: Mode | None = None, *, forward: Mode | None = None, backward: Mode | None = None
-) -> contextlib.AbstractContextManager[Settings]:
+) -> Iterator[Settings]:
     """Say what calls inside a ``with`` block do about tuning, in this thread or task only.
 
     A backward pass follows the mode that its forward was called under, whatever thread it runs in. Under
     ``torch.compile`` the block goes around the call of the compiled function.
 
     Args:
-        mode: ``off``, ``cached``, ``tune`` or ``frozen``; None leaves it as it is, else a ``SettingsError``.
+        mode: ``off``, ``cached``, ``tune`` or ``frozen``; None leaves it as it is.
         forward: of forward passes, backward likewise; None is as ``mode``.
         backward: see forward.
     """
-    present = current()
-    return override(
-        mode=mode or present.mode,
-        forward_mode=forward or (None if mode else present.forward_mode),
-        backward_mode=backward or (None if mode else present.backward_mode),
-    )
+    now = current()
+    inner = (None, None) if mode else (now.forward_mode, now.backward_mode)
+    changes = {"forward_mode": forward or inner[0], "backward_mode": backward or inner[1]}
+    with override(mode=mode or now.mode, **changes) as settings:
+        yield settings
 
 
 @contextlib.contextmanager

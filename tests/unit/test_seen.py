@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,13 +16,14 @@ from attention_autotuner import settings
 from attention_autotuner.arch import H100
 from attention_autotuner.cli import main
 from attention_autotuner.cli.names import short_names
-from attention_autotuner.core.outcome import Ok, Wrong
+from attention_autotuner.core.outcome import Ok, Outcome, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import journal, tune
+from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.progress import Event, listening
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.timeline import Timeline, timeline_of
-from tests.fake_pipeline import FakePipeline, fast
+from tests.fake_pipeline import FakeBuilt, FakePipeline, fast
 from tests.layout import CHROMIUM, layout
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
@@ -64,6 +67,27 @@ def test_what_becomes_of_each_candidate_is_told(records: RecordStore, challenger
     (gain,) = {e.timing.median_us for e in events if e.candidate == challenger and e.timing}
     assert gain == 60.0
     assert {event.seconds for event in events if event.kind == "built"} == {2.0}
+
+
+class Alike(FakePipeline):
+    """A pipeline whose compiler makes the same machine code of two kernels."""
+
+    def build(self, *arguments: Any, **options: Any) -> Sequence[Built | Outcome]:
+        results = super().build(*arguments, **options)
+        return [
+            replace(cast("FakeBuilt", r), code_digest=f"{i // 2}") for i, r in enumerate(results)
+        ]
+
+
+def test_of_equal_machine_code_one_is_timed(records: RecordStore) -> None:
+    pipeline = Alike()
+    result = tune(PROBLEM, POLICY, top_k=3, records=records, pipeline=pipeline)
+    assert len(pipeline.built) == 4
+    assert len(pipeline.measured) == 2
+    assert DEFAULT in pipeline.measured
+    same = [row.outcome.reason for row in result.rows if not row.outcome.ok]
+    assert same[0].startswith("the same machine code as attention_forward_")
+    assert len(same) == 2
 
 
 # --- the course of a search ------------------------------------------------------------------------

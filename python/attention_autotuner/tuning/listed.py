@@ -117,14 +117,14 @@ def bucket_cost(
     Args:
         problem: any of the bucket.
         pick: what serves it.
-        device_type: see :func:`tune`.
+        device_type: as ``tune`` takes it; pipeline, too.
         top_k: how many candidates are raced at each length beside the default and the pick.
         listener: told about progress.
-        pipeline: see :func:`tune`.
+        pipeline: see device_type.
 
     Raises:
         UnsupportedArchitectureError, NoCandidateError, SettingsError, ToolchainError, StoreError, ArtifactError,
-            LeaseError: as :func:`tune`.
+            LeaseError: as ``tune``.
     """
     engine = _engine(device_type, None, pipeline, settings_of(top_k), listener)
     policy, pools = engine.policy, dict[Problem, dict[Candidate, None]]()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import platform
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -254,6 +255,8 @@ class LocalPipeline:
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
         self._worker.deadline = self.deadline
+        if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+            LOGGER.warning("CUDA_LAUNCH_BLOCKING is set: times hold the host's waits, too")
         answer = isolated.measure(
             self._runner,
             problem,

@@ -62,7 +62,7 @@ def listening(listener: Listener) -> Iterator[None]:
     The searches of calls where mode is ``tune`` are among them. An error in the function ends the search.
 
     Args:
-        listener: takes an :class:`Event`.
+        listener: takes an event.
     """
     _LISTENERS.append(listener)
     try:

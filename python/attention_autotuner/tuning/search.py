@@ -19,7 +19,7 @@ from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
-from ..core.outcome import Ok, Outcome, Serialized, Spilled
+from ..core.outcome import Infeasible, Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import LeaseError
 from ..kernels.cost_model import rank
@@ -253,6 +253,7 @@ class _Search(Engine):
             elif not self.interrupted:
                 (row,) = postponed([row], "the budget does not suffice for so many kernels")
             refined.append(row)
+        refined = self._distinct(refined)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
             if not any(row.outcome.ok for row in refined):
@@ -260,6 +261,19 @@ class _Search(Engine):
         if not is_cut_short(refined):
             require_usable(self.problem, self.policy.name, refined)
         return sorted(refined, key=by_estimate)
+
+    def _distinct(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows without those whose machine code and launch knobs another one has already, the default first."""
+        first: dict[tuple[str, ...], str] = {}
+        distinct = []
+        for row in sorted(rows, key=lambda row: row.candidate != self.default):
+            name, code = row.candidate.name, row.built.code_digest if row.built else None
+            if row.outcome.ok and code is not None:
+                same = first.setdefault((code, str(row.candidate.launch_knobs)), name)
+                if same != name:
+                    row = self.ended(row, Infeasible(reason=f"the same machine code as {same}"))
+            distinct.append(row)
+        return distinct
 
     def _reserve(self, seconds: float, share: float) -> float:
         """Seconds of the budget to keep: as many, or a share of a small budget."""

@@ -210,7 +210,7 @@ class Engine:
             timed: measured, or about to be; otherwise only the model ranks it.
         """
         if isinstance(result, Outcome):
-            return self._checked(row, result)
+            return self.ended(row, result)
         report = result.report
         refined = refine(problem, row.candidate, self.policy.spec, report)
         outcome = check_spills(row.candidate, report, timed=timed)
@@ -219,9 +219,9 @@ class Engine:
         if outcome.ok and refined.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
         built = launched(result, row.candidate)
-        return self._checked(replace(row, estimate=refined, built=built), outcome)
+        return self.ended(replace(row, estimate=refined, built=built), outcome)
 
-    def _checked(self, row: Row, outcome: Outcome) -> Row:
+    def ended(self, row: Row, outcome: Outcome) -> Row:
         """A row with its outcome, which is told where it ends there."""
         if not outcome.ok:
             self.progress.happened("eliminated", row.candidate.name, outcome=outcome)
@@ -240,7 +240,7 @@ class Engine:
             outcome = self._verify_now(problem, row, built)
             journal.add_outcome(kernel, outcome)
         self.progress.happened("verified", row.candidate.name, outcome=outcome)
-        return self._checked(row, outcome).outcome
+        return self.ended(row, outcome).outcome
 
     def _verify_now(self, problem: Problem, row: Row, built: Built) -> Outcome:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from .planning import Asked
 
 
 def warmup(
-    target: Callable[..., Any] | str | os.PathLike[str],
+    target: Callable[..., Any] | str | Path,
     *inputs: Any,
     backward: bool = False,
     device_type: DeviceType | None = None,
