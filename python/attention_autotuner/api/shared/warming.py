@@ -32,7 +32,8 @@ def warmup(
 
     A callable, such as a model, is called once, with the calls of attention and retention inside giving zeros: their
     problems are noted, nothing is computed by them, so that it must not act on what they give. Calls on the CPU need
-    no kernel. Where mode is ``tune``, what nobody measured is tuned.
+    no kernel, and calls under settings that the callable changes itself are computed. Where mode is ``tune``, what
+    nobody measured is tuned.
 
     Args:
         target: a callable, or a file of problems, as ``UNTUNED_LOG`` writes it.
