@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace) -> int:
         pipeline = LocalPipeline(policy, settings)
         start = time.monotonic()
 
-        def progress(done: int, total: int, message: str) -> None:
+        def progress(done: int, total: int, message: str, seconds: float) -> None:
             print(f"[{time.monotonic() - start:6.0f} s] {done}/{total} {message}", file=sys.stderr)
 
         built = built_of(

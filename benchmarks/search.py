@@ -55,7 +55,7 @@ def search(
     say(f"{sum(map(len, pool_of.values()))} kernels for {len(problems)} problems")
     defaults = {policy.default(problem) for problem in problems}
 
-    def progress(done: int, total: int, message: str) -> None:
+    def progress(done: int, total: int, message: str, seconds: float) -> None:
         if done % 16 == 0 or done == total:
             say(f"built {done}/{total}: {message}")
 

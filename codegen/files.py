@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.trust import make_folder
 from ..errors import StoreError
 
 _ADVICE = {
@@ -95,3 +96,17 @@ def write_atomic(path: Path, text: str) -> None:
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file in one write, which other processes' lines do not mix with; the file may be new.
+
+    Raises:
+        OSError: the folder or the file cannot be written.
+    """
+    make_folder(path.parent)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, f"{line}\n".encode())
+    finally:
+        os.close(handle)

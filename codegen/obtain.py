@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
@@ -61,6 +62,29 @@ def _ready(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> l
             (driver_release() or (0, 0))[0],
         )
     return usable
+
+
+def build_ahead(
+    candidates: Iterable[Candidate], arch: str, *, settings: Settings | None = None
+) -> None:
+    """Build candidates that are not at hand, several at once; of what does not build, :func:`obtain` says why.
+
+    Arguments are those of :func:`obtain`. Without a compiler it does nothing.
+
+    Raises:
+        ToolchainError, StoreError: the compiler does not run, or there is no writable cache.
+        BundleError: a setting names a bundle that is none.
+    """
+    settings = settings or current()
+    missing = [c for c in candidates if at_hand(c, arch, settings=settings) is None]
+    try:
+        toolchain = find_toolchain(settings)
+    except ToolchainError:
+        return
+    if missing:
+        logger.info("building %d kernels for sm_%s", len(missing), arch)
+        kernels, store = [render(candidate) for candidate in missing], default_store(settings)
+        build(kernels, BuildTarget(arch=arch), toolchain=toolchain, store=store, jobs=settings.jobs)
 
 
 def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None) -> Artifact:

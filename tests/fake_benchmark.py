@@ -56,11 +56,11 @@ class FakePipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         self.batches.append([kernel.name for kernel in kernels])
-        progress(len(kernels), len(kernels), "done")
+        progress(len(kernels), len(kernels), "done", 1.0)
         return [
             self.build_outcome(kernel.name)
             or FakeBuilt(path=Path("/kernels", kernel.name), report=self.report(kernel.name))

@@ -66,7 +66,7 @@ class FakeSweepPipeline(FakePipeline):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         with self._lock:

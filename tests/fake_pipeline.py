@@ -69,7 +69,7 @@ class FakePipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         if self.interrupt_in == "build":
@@ -79,7 +79,7 @@ class FakePipeline:
             if stop():
                 results.append(Postponed(reason="the budget ended before it was compiled"))
                 continue
-            progress(index, len(kernels), kernel.name)
+            progress(index, len(kernels), kernel.name, 2.0)
             self.built.append(kernel.name)
             failure = self.build_outcome(kernel.name)
             loop_spills = self.spills(kernel.name)

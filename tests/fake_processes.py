@@ -51,7 +51,7 @@ class SlowPipeline(FakePipeline):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         results: list[Built | Outcome] = []
@@ -63,7 +63,7 @@ class SlowPipeline(FakePipeline):
             if not place.exists():
                 self._step("build", kernel.name)
                 place.mkdir(parents=True)
-            progress(index, len(kernels), kernel.name)
+            progress(index, len(kernels), kernel.name, 1.0)
             results.append(FakeBuilt(path=place, report=report()))
         return results
 

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         retention_func,
         retnet_attn_func,
     )
-    from .serving.searching import tune, tune_step
+    from .api.shared.warming import warmup
+    from .serving.searching import tune, tune_problems, tune_step
+    from .settings import mode
     from .tuning.functions import autotune, tune_together
+    from .tuning.progress import listening
 
 __all__ = [
     "Decay",
@@ -31,12 +34,16 @@ __all__ = [
     "errors",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "listening",
+    "mode",
     "retention_func",
     "retnet_attn_func",
     "settings",
     "tune",
+    "tune_problems",
     "tune_step",
     "tune_together",
+    "warmup",
 ]
 
 _MODULES = (
@@ -44,7 +51,11 @@ _MODULES = (
     "settings",
 )  # the others are names in a module: of the calls, or of the searches
 _PLACES = {
+    "listening": "tuning.progress",
+    "mode": "settings",
+    "warmup": "api.shared.warming",
     "tune": "serving.searching",
+    "tune_problems": "serving.searching",
     "tune_step": "serving.searching",
     "autotune": "tuning.functions",
     "tune_together": "tuning.functions",

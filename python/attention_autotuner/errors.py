@@ -87,5 +87,9 @@ class NoCandidateError(AttentionAutotunerError, RuntimeError):
     """A search ended without a usable kernel; the message tabulates why each candidate fell out."""
 
 
+class UntunedError(AttentionAutotunerError, RuntimeError):
+    """No measured pick is known for a call's problem, and the setting ``STRICT_PICKS`` wants one."""
+
+
 class MissingPackageError(AttentionAutotunerError, ImportError):
     """An optional package is missing; the message names it and the command that installs it."""

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from .errors import SettingsError
+from .logs import NAME, configure_logging
 
 PREFIX = "ATTENTION_AUTOTUNER_"
 
-Mode = Literal["off", "cached", "tune"]
+Mode = Literal["off", "cached", "tune", "frozen"]
 Effort = Literal["none", "quick", "full"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
-_LOGGER_NAME = "attention_autotuner"
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True}
 _SWITCH |= {"0": False, "false": False, "no": False, "off": False}
 
@@ -39,9 +39,8 @@ def default_cache_dir() -> Path:
         import platformdirs
     except ModuleNotFoundError:
         # A source tree on a bare machine: what platformdirs answers on Linux.
-        return Path(
-            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "attention_autotuner"
-        ).expanduser()
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(home, "attention_autotuner").expanduser()
     return platformdirs.user_cache_path("attention_autotuner")
 
 
@@ -54,12 +53,16 @@ class Settings:
     """
 
     mode: Mode = "cached"
+    forward_mode: Mode | None = None
+    backward_mode: Mode | None = None
     effort: Effort = "quick"
     budget_seconds: float | None = None
     always_tune: bool = False
     strict_versions: bool = False
     strict_proof: bool = False
     strict_kernels: bool = False
+    strict_picks: bool = False
+    untuned_log: Path | None = None
     log_level: LogLevel = "warning"
     print_tuning: bool = False
     in_process: bool = False
@@ -77,6 +80,11 @@ class Settings:
             value = getattr(self, setting.field)
             if not setting.allows(value):
                 raise SettingsError(f"{setting.field}={value!r}: must be {setting.allowed}")
+
+    def mode_of(self, direction: str) -> Mode:
+        """The mode of calls of a direction."""
+        of_it = self.forward_mode if direction == "forward" else self.backward_mode
+        return of_it or self.mode
 
 
 @dataclass(frozen=True)
@@ -162,9 +170,11 @@ TABLE: tuple[Setting, ...] = (
         "MODE",
         Mode,
         "cached",
-        "What a call does about tuning: the default alone; recorded and shipped picks; or a search where "
-        "nothing measured serves.",
+        "What a call does about tuning: the default alone; recorded and shipped picks; a search where nothing measured "
+        "serves; or the picks that were recorded when the process first asked, and deterministic kernels alone.",
     ),
+    _choice("FORWARD_MODE", Mode, "as `MODE`", "The same of forward passes."),
+    _choice("BACKWARD_MODE", Mode, "as `MODE`", "The same of backward passes."),
     _choice(
         "EFFORT",
         Effort,
@@ -194,6 +204,17 @@ TABLE: tuple[Setting, ...] = (
     _switch(
         "STRICT_KERNELS",
         "A call whose kernel can be neither built nor loaded is an error, not served by the PyTorch reference.",
+    ),
+    _switch(
+        "STRICT_PICKS",
+        "A call for which no measured pick is known is an error, not served by the default, unless its mode is off.",
+    ),
+    Setting(
+        "UNTUNED_LOG",
+        _PATH,
+        "a file that can be written",
+        "none",
+        "Where problems of calls that no measured pick serves are listed, each once, for `tune --problems`.",
     ),
     _choice(
         "LOG_LEVEL",
@@ -335,8 +356,8 @@ def override(**changes: Any) -> Iterator[Settings]:
             raise SettingsError(f"there is no setting {name!r}; known: {', '.join(sorted(rows))}")
         if rows[name].kind is _PATH and isinstance(value, str):
             changes[name] = _PATH.parse(value)
-    settings = replace(current(), **changes)
-    level_before = logging.getLogger(_LOGGER_NAME).level
+    settings = _shared(replace(current(), **changes))
+    level_before = logging.getLogger(NAME).level
     if "log_level" in changes:
         configure_logging(settings.log_level)
     try:
@@ -344,7 +365,34 @@ def override(**changes: Any) -> Iterator[Settings]:
             yield settings
     finally:
         if "log_level" in changes:
-            logging.getLogger(_LOGGER_NAME).setLevel(level_before)
+            logging.getLogger(NAME).setLevel(level_before)
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(settings: Settings) -> Settings:
+    """One object for equal settings, whose launch plans and picks a block then finds again when it is entered again."""
+    return settings
+
+
+@contextlib.contextmanager
+def mode(
+    mode: Mode | None = None, *, forward: Mode | None = None, backward: Mode | None = None
+) -> Iterator[Settings]:
+    """Say what calls inside a ``with`` block do about tuning, in this thread or task only.
+
+    A backward pass follows the mode that its forward was called under, whatever thread it runs in. Under
+    ``torch.compile`` the block goes around the call of the compiled function.
+
+    Args:
+        mode: ``off``, ``cached``, ``tune`` or ``frozen``; None leaves it as it is.
+        forward: of forward passes, backward likewise; None is as ``mode``.
+        backward: see forward.
+    """
+    now = current()
+    inner = (None, None) if mode else (now.forward_mode, now.backward_mode)
+    changes = {"forward_mode": forward or inner[0], "backward_mode": backward or inner[1]}
+    with override(mode=mode or now.mode, **changes) as settings:
+        yield settings
 
 
 @contextlib.contextmanager
@@ -359,38 +407,3 @@ def adopted(settings: Settings) -> Iterator[None]:
         yield
     finally:
         _overridden.reset(token)
-
-
-class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic in stubs only
-    """Prints to stderr while the program has set up no logging of its own, and keeps silent once it has."""
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        ours = logging.getLogger(_LOGGER_NAME)
-        if logging.getLogger().handlers or any(handler is not self for handler in ours.handlers):
-            return False
-        return super().handle(record)
-
-
-def configure_logging(level: LogLevel) -> logging.Logger:
-    """Give the package's logger its level, without touching handlers that the program installed.
-
-    Python's own last resort shows warnings only, so a fallback makes ``LOG_LEVEL=info`` visible in programs that
-    never configure logging.
-
-    Returns:
-        The logger ``attention_autotuner``.
-    """
-    logger = logging.getLogger(_LOGGER_NAME)
-    logger.setLevel(level.upper())
-    if not any(isinstance(handler, _FallbackHandler) for handler in logger.handlers):
-        handler = _FallbackHandler()
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        logger.addHandler(handler)
-    return logger
-
-
-def markdown_table() -> str:
-    """The table as documents show it."""
-    lines = ["| Variable | Values | Default | Meaning |", "|---|---|---|---|"]
-    lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {row.meaning} |" for row in TABLE]
-    return "\n".join(lines) + "\n"

@@ -14,10 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from attention_autotuner.settings import markdown_table
-
 from .pages import REPOSITORY, Block, blocks
 from .running import at_home, run_commands
+from .settings_table import markdown_table
 
 
 def rewritten(block: Block) -> str:

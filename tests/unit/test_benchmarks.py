@@ -149,7 +149,7 @@ def race(
 ) -> dict[str, Any]:
     pipeline = pipeline or FakePipeline()
     kernels = [render(candidate) for candidate in entrants.candidates()]
-    built = pipeline.build(kernels, lambda done, total, message: None)
+    built = pipeline.build(kernels, lambda *_: None)
     opponents = opponents_of(entrants.problem, ["forward"], [Flash()])
     compared = Comparison(
         entrants, opponents, pipeline, dict(zip(entrants.candidates(), built, strict=True)), None

@@ -19,6 +19,7 @@ from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import sweep
 from attention_autotuner.tuning.bring_up import BroughtUp, bring_up
+from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
 from attention_autotuner.tuning.spec_measuring import expected_peaks
@@ -60,10 +61,10 @@ def swept_defaults() -> set[str]:
 
 def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Path) -> None:
     machine = FakeMachine(work=FakeSweepPipeline(time_us=quicker_than_defaults))
-    said: list[tuple[str, int, int, str]] = []
+    said: list[Event] = []
     out = tmp_path / "out"
 
-    result = bring_up(machine, FEW, here, output=out, tell=lambda *step: said.append(step))
+    result = bring_up(machine, FEW, here, output=out, listener=said.append)
 
     assert result.sweep is not None
     assert result.plan is not None
@@ -78,7 +79,7 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
         candidate.name for candidate in result.plan.candidates
     )
     assert sorted(machine.work.verified) == sorted(machine.work.built)
-    assert {phase for phase, *_ in said} == {"peaks", "build", "verify", "race", "confirm"}
+    assert {event.phase for event in said} == {"peaks", "build", "verify", "race", "confirm"}
     # What is written: the picks in the form of the package, the spec, the properties, and all of it as a report.
     assert sorted(path.name for path in out.iterdir()) == [
         "nvidia-h200.bring_up.json",
@@ -252,11 +253,11 @@ def test_what_an_earlier_run_left_damaged_is_measured_again(
 def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(here: Settings) -> None:
     work = FakeSweepPipeline()
 
-    def interrupt(step: str, done: int, total: int, message: str) -> None:
-        if step == "race" and done == 2:
+    def interrupt(event: Event) -> None:
+        if event.phase == "race" and event.done == 2:
             raise KeyboardInterrupt
 
-    result = bring_up(FakeMachine(work=work), FEW, here, tell=interrupt)
+    result = bring_up(FakeMachine(work=work), FEW, here, listener=interrupt)
     assert result.interrupted
     assert statuses(result) == ["measured", "measured", "left", "left"]
     assert len(shipped(here.cache_dir / "bring_up" / "nvidia-h200", "NVIDIA H200")) == 2

@@ -102,7 +102,7 @@ def test_a_measured_result_is_a_ranked_table_and_the_files(capsys: Capture) -> N
     results.print_result(result_of())
     said = capsys.readouterr().out
     assert "measured ranking of 2 candidates" in said
-    assert "10.0 % faster than the default (confirmed by a second process)" in said
+    assert "10.0 % faster than the default (confirmed by a second process); predicted -" in said
     assert "wrote /records/one.json" in said
     assert said.index("| pick") < said.index("| default")
 

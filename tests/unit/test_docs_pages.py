@@ -17,6 +17,7 @@ from attention_autotuner.cli import doctor, entry
 from attention_autotuner.core import abi
 from attention_autotuner.kernels.registry import KERNELS
 from tests.snippets.pages import pages
+from tests.snippets.settings_table import markdown_table
 
 
 def text_of(repository: Path, name: str) -> str:
@@ -26,7 +27,7 @@ def text_of(repository: Path, name: str) -> str:
 def test_the_settings_page_shows_the_table_as_it_is(repository: Path) -> None:
     page = text_of(repository, "settings.md")
     shown = page.split("compared by a test -->\n", 1)[1].split("<!-- end of settings -->", 1)[0]
-    assert shown == settings.markdown_table(), "python -m tests.snippets --write docs/settings.md"
+    assert shown == markdown_table(), "python -m tests.snippets --write docs/settings.md"
 
 
 def public_errors() -> dict[str, type[Exception]]:

@@ -33,9 +33,9 @@ from attention_autotuner.serving.exports import (
     choose_picks,
     common_problems,
     environment_of,
-    read_problems,
 )
 from attention_autotuner.serving.picks import CacheHierarchy
+from attention_autotuner.serving.untuned import read_problems
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
@@ -199,7 +199,9 @@ def test_export_takes_problems_from_a_file(
     assert {c.op for c in built} == {"attention", "retention"}
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '[{"dim": 3}]', '[{"dim_qk": 3}]', "nonsense"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"dim": 3}', '[{"dim": 3}]', '[{"dim_qk": 3}]', "nonsense"]
+)
 def test_a_file_without_problems_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "problems.json"
     file.write_text(text)

@@ -194,7 +194,7 @@ class Machine(LocalPipeline):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         self.built += [kernel.name for kernel in kernels]

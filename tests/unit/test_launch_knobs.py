@@ -116,7 +116,7 @@ def test_rows_of_sweeps_know_what_to_launch(tmp_path: Path) -> None:
     same, pipeline = siblings()[:2], FakePipeline()
     records = RecordStore(tmp_path / "records")
     engine = Engine(policy=POLICY, pipeline=pipeline, records=records)
-    (result,) = pipeline.build([render(same[0])], lambda done, total, name: None)
+    (result,) = pipeline.build([render(same[0])], lambda *_: None)
     rows = [engine.prepared(c, result, "digest", default=False) for c in same]
     assert [row.built and row.built.launch_knobs for row in rows] == [c.launch_knobs for c in same]
     assert built_of(same, pipeline).keys() == set(same)

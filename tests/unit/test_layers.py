@@ -23,6 +23,7 @@ ROOTS = {
 # The longest matching prefix decides. A module may import its own layer and those before it.
 LAYERS = {
     "errors": 0,
+    "logs": 0,
     "settings": 0,
     "version": 0,
     "templates": 0,

@@ -88,7 +88,7 @@ def test_a_sweep_and_a_search_leave_out_the_same_candidates(
         def build(
             self,
             kernels: Sequence[RenderedKernel],
-            progress: Callable[[int, int, str], None],
+            progress: Callable[[int, int, str, float], None],
             stop: Callable[[], bool] = lambda: False,
         ) -> Sequence[Built | Outcome]:
             # The default spills nothing, so that no spilling candidate is kept for lack of another.

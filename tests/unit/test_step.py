@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from attention_autotuner.tuning import tune, tune_step
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.progress import Event
+from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.step import DEFAULTS, PICKS, problems_of_step
 from tests.fake_pipeline import GPU, FakePipeline
@@ -72,6 +74,33 @@ def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
     said = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert said["step"]["picks_us"] == 270.0
     assert said["backward"]["purpose"] == "step"
+
+
+class SlowTogether(FakePipeline):
+    """A pipeline whose challengers are fast alone, and slow in a step."""
+
+    def measure_steps(
+        self, problem: Problem, steps: Any, *, budget_seconds: float
+    ) -> tuple[list[Timing], bool]:
+        alone, self.time_us = self.time_us, lambda name: 300.0 if name in CHALLENGERS else 100.0
+        timings = super().measure_steps(problem, steps, budget_seconds=budget_seconds)
+        self.time_us = alone
+        return timings
+
+
+def test_picks_that_make_the_step_slower_give_way_to_the_defaults(records: RecordStore) -> None:
+    pipeline = SlowTogether(time_us=times, confirmed_ratio=1.1)
+    for _ in range(2):  # measured, then recorded
+        result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
+        for half in result.results:
+            assert half.pick == half.default
+            assert hit(records, half.problem).record.pick == half.default.name
+    assert pipeline.confirmations  # the picks had won by themselves
+    assert not result.reverted  # what was recorded is not tried again
+    fresh = RecordStore(records.root / "fresh")
+    result = tune_step(FORWARD, POLICY, records=fresh, pipeline=pipeline, top_k=1)
+    assert result.reverted
+    assert result.gain == pytest.approx(200.0 / 600.0 - 1.0)
 
 
 def test_each_direction_alone_is_recorded_as_such(records: RecordStore) -> None:

@@ -38,8 +38,8 @@ from attention_autotuner.errors import (
     UntrustedError,
 )
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
-from attention_autotuner.serving.exports import read_problems
 from attention_autotuner.serving.loader import load
+from attention_autotuner.serving.untuned import read_problems
 from attention_autotuner.tuning import peaks
 from attention_autotuner.tuning.shipped import read_shipped
 from tests.fake_bundles import make_bundle, publish

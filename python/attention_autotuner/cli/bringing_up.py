@@ -20,6 +20,7 @@ from ..core.trust import parse_json
 from ..errors import ArchSpecError
 from ..tuning.bring_up import BUDGET_SECONDS, Machine, bring_up
 from ..tuning.peaks import SECONDS
+from ..tuning.printing import shown_by
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
@@ -79,7 +80,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
                 peak_seconds=arguments.peak_seconds,
                 output=arguments.output,
                 again=arguments.again,
-                tell=show,
+                listener=shown_by(show),
             )
     if arguments.json:
         print_json(result.to_json())

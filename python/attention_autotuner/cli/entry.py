@@ -27,6 +27,7 @@ from . import (  # noqa: F401  # they name the commands
     making,
     proving,
     recording,
+    reporting,
     tuning,
 )
 from .console import full_tables
@@ -35,7 +36,7 @@ from .status import FAILED, INTERRUPTED
 
 PROGRAM = "attention-autotuner"
 # In the list of commands; a group has a command for each of its actions.
-ORDER = "candidates render build tune warmup export why cache records doctor bring-up"
+ORDER = "candidates render build tune bucket warmup export why report cache records doctor bring-up"
 GROUPS = {
     "cache": (
         "list, remove, verify or clean up built kernels and records",

@@ -20,6 +20,7 @@ from ..core.problem import Problem
 from ..errors import BuildError
 from ..serving import exports
 from ..serving.picks import CacheHierarchy
+from ..serving.untuned import read_problems
 from ..settings import current
 from .console import print_json, print_line, print_table
 from .making import build_candidates
@@ -39,7 +40,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**dict.fromkeys(defaults))
     option = parser.add_argument
     option("--output", type=Path, required=True, metavar="DIR", help="folder to write")
-    words = "a JSON list of problems, fields as in --json"
+    words = "problems as JSON, a list or one on each line, fields as in --json"
     option("--problems", type=Path, metavar="FILE", help=words)
     words = "as the driver gives it, where records know several GPUs"
     option("--gpu-name", metavar="NAME", help=words)
@@ -98,7 +99,7 @@ def _problems(arguments: argparse.Namespace) -> Sequence[Problem] | None:
     """The problems that the options name; None leaves them to the command."""
     defaults: dict[str, Any] = arguments.problem_defaults
     if arguments.problems is not None:
-        return exports.read_problems(arguments.problems)
+        return read_problems(arguments.problems)
     if all(getattr(arguments, name) is None for name in defaults):
         return None
     for name, value in defaults.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..arch import Policy, Rejection
@@ -135,7 +135,9 @@ def run_why(arguments: argparse.Namespace) -> int:
     problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     hierarchy = CacheHierarchy(current())
     environment = hierarchy.environment_of(policy, collect())
-    pick, hit = hierarchy.choose(problem.bucketed(), policy, environment)
+    pick, hit = hierarchy.choose(problem, policy, environment)
+    problem = replace(problem, deterministic=hierarchy.asked(problem).deterministic)
+    mode = current().mode_of(problem.direction)
     explanations = explain(problem, policy, None if hit is None else hit.record)
     source = source_of(pick, hit, policy)
     if arguments.json:
@@ -143,6 +145,7 @@ def run_why(arguments: argparse.Namespace) -> int:
             {
                 "problem": options.problem_json(problem),
                 "arch": policy.name,
+                "mode": mode,
                 "source": source,
                 **{name: getattr(pick, name) for name in ("layer", "exact", "unverified")},
                 "passed": [asdict(level) for level in pick.passed],
@@ -152,6 +155,12 @@ def run_why(arguments: argparse.Namespace) -> int:
         )
         return 0
     print_line(f"serves: {source}")
+    if mode == "frozen":
+        untuned = "an error" if current().strict_picks else "the default's"
+        print_line(
+            "frozen: a process keeps the picks that were recorded when it first asked, its kernels are deterministic, "
+            f"and a problem without a pick is {untuned}"
+        )
     if hit is not None:
         print_line(f"proof: {hit.proof.describe() if hit.proof else 'none'}")
     for level in pick.passed:

@@ -20,6 +20,7 @@ from ..core.problem import Direction, Op, Problem, of_shape
 from ..errors import UnsupportedArchitectureError
 from ..operations.registry import OPERATIONS
 from ..serving.searching import tune, tune_step
+from ..tuning.printing import shown_by
 from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
@@ -199,7 +200,7 @@ def search_options(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
         "budget_seconds": arguments.budget,
         "top_k": arguments.top_k or TOP_K,
         "confirm": not arguments.no_confirm,
-        "listener": lambda event: show(**vars(event)),
+        "listener": shown_by(show),
     }
 
 

@@ -116,14 +116,15 @@ def print_end(results: Sequence[Built]) -> None:
         print_line("a failed build is remembered; `build --retry` compiles it again")
 
 
-@options.command("warmup", options.add_step)
+@options.command("warmup", options.add_step, options.add_problems)
 def run_warmup(arguments: argparse.Namespace) -> int:
     """Build the kernels that a call would use, so that the first call need not.
 
     Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, --direction step
-    builds the forward and the backward one.
+    builds the forward and the backward one. --problems takes them from a file.
     """
-    problems, policy = options.problems_of(arguments), options.policy_of(arguments)
+    problems = options.listed_problems(arguments) or options.problems_of(arguments)
+    policy = options.policy_of(arguments)
     picks = [lookup(problem, policy) for problem in problems]
     candidates = [pick.candidate for pick in picks]
     results = build_candidates(candidates, policy, jobs=None, quiet=arguments.json)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..arch import Policy, names, resolve
@@ -30,6 +31,7 @@ from ..core.problem import (
 from ..errors import NoCandidateError
 from ..kernels.cost_model import Estimate, rank
 from ..operations.registry import OPERATIONS
+from ..serving.untuned import read_problems
 from ..tuning.step import problems_of_step
 from .names import short_names
 from .status import USAGE
@@ -211,6 +213,34 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
 
 
 add_step = partial(add_problem, step=True)
+
+
+def add_problems(parser: argparse.ArgumentParser) -> None:
+    """Add an option that names a file of problems, in place of the options so far but for some."""
+    kept = ("json", "full", "run", "usage_error", "device_type", "budget")
+    so_far = vars(parser.parse_args([]))
+    replaced = {name: value for name, value in so_far.items() if name not in kept}
+    parser.set_defaults(replaced=replaced)
+    words = "problems as JSON, one on each line or a list, e.g. the file that UNTUNED_LOG names"
+    parser.add_argument("--problems", type=Path, metavar="FILE", help=words)
+
+
+def listed_problems(arguments: argparse.Namespace) -> list[Problem] | None:
+    """The problems of the file that the options name; None without one.
+
+    Raises:
+        UnsupportedProblemError: the file holds something else.
+    """
+    if arguments.problems is None:
+        return None
+    flags = [
+        "--" + n.replace("_", "-")
+        for n, v in arguments.replaced.items()
+        if getattr(arguments, n) != v
+    ]
+    if flags:
+        arguments.usage_error(f"--problems names the problems; leave out {', '.join(flags)}")
+    return read_problems(arguments.problems)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

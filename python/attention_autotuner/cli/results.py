@@ -74,7 +74,9 @@ def print_result(result: TuneResult | StepResult) -> None:
     )
     gain = "" if result.gain is None else f", {100 * result.gain:.1f} % faster than the default"
     how = "" if result.status != "measured" or not gain else _confirmation(result)
-    print_line(f"pick: {named(result.pick.name)}{gain}{how}")
+    predicted = result.predicted_gain if gain else None
+    said = "" if predicted is None else f"; predicted {100 * predicted:.1f} %"
+    print_line(f"pick: {named(result.pick.name)}{gain}{how}{said}")
     if result.interrupted:
         print_line("interrupted: this is the best so far")
     if result.record_path is not None:
@@ -97,6 +99,7 @@ def _print_step(result: StepResult) -> None:
     print_line(
         f"step, {result.source}: {microseconds(result.picks_us)} us with the picks, "
         f"{microseconds(result.defaults_us)} us with the defaults{gain}"
+        + (": the defaults serve" if result.reverted else "")
     )
 
 

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ..serving.searching import tune, tune_step
+from ..core.problem import Problem
+from ..serving.dispatch import lookup
+from ..serving.searching import tune, tune_problems, tune_step
+from ..tuning.listed import bucket_cost
+from ..tuning.printing import shown_by
 from ..tuning.ranks import launched_group
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
-from .console import print_json, search_progress
+from .bring_up_report import print_picks
+from .console import cell, microseconds, named, print_json, print_line, print_table, search_progress
 from .main_job import TOP_K, run_all, search_options
-from .options import STEP, add_step, command, policy_of, positive, problem_of, seconds
+from .options import (
+    STEP,
+    add_problem,
+    add_problems,
+    add_step,
+    command,
+    listed_problems,
+    policy_of,
+    positive,
+    problem_json,
+    problem_of,
+    seconds,
+)
 from .results import print_result, result_json
-from .status import INTERRUPTED, OK
+from .status import FAILED, INTERRUPTED, OK
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -35,14 +52,18 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     option("--all", action="store_true", help=words)
 
 
-@command("tune", add_step, add_search)
+@command("tune", add_step, add_search, add_problems)
 def run_tune(arguments: argparse.Namespace) -> int:
     """Build, check and measure the best candidates, and record the fastest.
 
     Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward kernels
     of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. Ctrl-C keeps the best
-    so far. Started by torchrun, all ranks share one search, each on its GPU.
+    so far. Started by torchrun, all ranks share one search, each on its GPU; of the problems of a file each rank takes
+    its share.
     """
+    listed = listed_problems(arguments)
+    if listed is not None:
+        return tune_list(arguments, listed)
     if arguments.all:
         if arguments.device_type is not None:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
@@ -65,3 +86,65 @@ def run_tune(arguments: argparse.Namespace) -> int:
     else:
         print_result(result)
     return INTERRUPTED if result.interrupted else OK
+
+
+def tune_list(arguments: argparse.Namespace, problems: Sequence[Problem]) -> int:
+    """Tune the problems of a file; of several ranks each its share, on its GPU."""
+    policy = policy_of(arguments)
+    with launched_group() as group, search_progress(arguments) as show:
+        mine = problems if group is None else problems[group.rank() :: group.size()]
+        listener = shown_by(show)
+        result = tune_problems(mine, policy, budget_seconds=arguments.budget, listener=listener)
+    if arguments.json:
+        print_json(result.to_json())
+    else:
+        print_picks(result)
+        if result.exhausted:
+            print_line("the budget was spent: the next run goes on from there")
+    if result.interrupted:
+        return INTERRUPTED
+    return FAILED if any(row.status == "failed" for row in result.settled) else OK
+
+
+def add_bucket(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the report on a bucket."""
+    words = f"candidates at each length beside the default and the pick; default: {TOP_K}"
+    parser.add_argument("--top-k", type=positive, default=TOP_K, metavar="K", help=words)
+
+
+@command("bucket", add_problem, add_bucket)
+def run_bucket(arguments: argparse.Namespace) -> int:
+    """Measure what the pick of a problem's bucket costs at other lengths inside it.
+
+    Race the pick that serves a problem at five lengths of its bucket, each against the best candidates for that length.
+    Needs a GPU; records nothing.
+    """
+    problem, policy = problem_of(arguments), policy_of(arguments)
+    pick = lookup(problem, policy)
+    with search_progress(arguments) as show:
+        costs = bucket_cost(
+            problem, pick.candidate, policy, top_k=arguments.top_k, listener=shown_by(show)
+        )
+    if arguments.json:
+        lengths = [cost.to_json() for cost in costs]
+        said = {"problem": problem_json(problem), "arch": policy.name, "layer": pick.layer}
+        print_json({**said, "pick": pick.candidate.name, "lengths": lengths})
+        return OK
+    print_table(
+        f"{problem.bucketed().describe()} on {policy.spec.name}: {named(pick.candidate.name)}, picked by {pick.layer}",
+        ["seqlen", "keys", "pick us", "best us", "cost %", "from", "to", "best"],
+        [
+            [
+                str(cost.seqlen_q),
+                str(cost.seqlen_k),
+                *map(microseconds, (cost.pick_us, cost.best_us)),
+                *(
+                    cell(None if x is None else 100 * x, ".1f")
+                    for x in (cost.cost, cost.low, cost.high)
+                ),
+                "the pick" if cost.best == pick.candidate.name else named(cost.best),
+            ]
+            for cost in costs
+        ],
+    )
+    return OK

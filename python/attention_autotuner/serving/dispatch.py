@@ -28,10 +28,10 @@ from ..tuning.bundled import bundled_pick
 from ..tuning.environment import Environment, collect
 from .loader import LoadedKernel, load
 from .picks import CacheHierarchy, Pick
+from .untuned import take_untuned, warn_of_many
 
 _log = logging.getLogger(__name__)
 
-STORM = 32  # kinds of problem without a measured pick after which a warning says so
 MAX_MEMO = 16384  # decisions remembered; beyond that the oldest are dropped
 MAX_SETTINGS = 16  # different settings whose decisions are remembered
 _WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
@@ -77,6 +77,7 @@ def kernel_for(
         NotWarmError: ``must_be_warm``, and the kernel has yet to be built, loaded or prepared.
         UnsupportedArchitectureError: the policy's kernels cannot run on the device.
         NoCandidateError: neither the tuned pick nor the default can be had; the message says why for each.
+        UntunedError: no measured pick is known, and the settings want one.
         ToolchainError, StoreError: a kernel must be built, and there is no compiler or no writable cache.
         BuildError, ArtifactError: the default, being the pick, does not build or load.
     """
@@ -115,10 +116,17 @@ class _Decisions:
     def forget(self) -> None:
         """Drop the picks, keep the kernels."""
         with self._lock:
-            for memo in (self.picks, self.served, self._bucketed):
-                memo.clear()
+            self.served.clear()
+            self._forget_picks()
             self._searched.clear()
             self._failed.clear()
+
+    def _forget_picks(self) -> None:
+        """Drop the picks, but for those that are frozen."""
+        for key in list(self._bucketed):
+            if self.settings.mode_of(key[0].direction) != "frozen":
+                del self._bucketed[key]
+        self.picks.clear()
 
     def decide(self, problem: Problem, policy: Policy, device: int) -> Pick:
         """The pick of the problem's bucket, remembered for both."""
@@ -128,12 +136,13 @@ class _Decisions:
             if pick is None:
                 here = environment_of(device, self.settings)
                 there = self._hierarchy.environment_of(policy, here)
-                pick, _ = self._hierarchy.choose(bucket[0], policy, there)
+                pick, _ = self._hierarchy.choose(problem, policy, there)
                 self._bucketed[bucket] = pick
-                name, layer, reason = pick.candidate.name, pick.layer, pick.reason or "it is first"
-                described = bucket[0].describe()
-                _log.debug("%s serves %s, from %s: %s", name, described, layer, reason)
-                self._count_untuned()
+                name, reason = pick.candidate.name, pick.reason or "it is first"
+                served = f"{bucket[0].describe()}, from {pick.layer}"
+                _log.debug("%s serves %s: %s", name, served, reason)
+                if self.settings.mode_of(problem.direction) != "off":
+                    warn_of_many(sum(p.layer == "default" for p in self._bucketed.values()))
             self.picks.remember((problem, policy, device), pick)
         return pick
 
@@ -150,6 +159,8 @@ class _Decisions:
                         f"{problem.describe()} is to be tuned first: {_WARM_UP}"
                     )
                 pick = self._search(problem, policy, device)
+            if pick.layer == "default":
+                take_untuned(problem, policy.name, self.settings)
             kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
             self.served.remember((problem, asked, device), kernel)
         return kernel
@@ -161,20 +172,9 @@ class _Decisions:
         with self._lock:
             return self._ready(candidate, policy, device, must_be_warm)
 
-    def _count_untuned(self) -> None:
-        if self.settings.mode == "off":
-            return
-        untuned = sum(pick.layer == "default" for pick in self._bucketed.values())
-        if untuned == STORM:
-            _log.warning(
-                "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
-                "(`attention-autotuner tune`), or pad sequences to fewer lengths",
-                untuned,
-            )
-
     def _wants_search(self, problem: Problem, policy: Policy, device: int, pick: Pick) -> bool:
         return (
-            self.settings.mode == "tune"
+            self.settings.mode_of(problem.direction) == "tune"
             and self.settings.effort != "none"
             and (pick.layer == "default" or self.settings.always_tune)
             and (problem.bucketed(), policy, device) not in self._searched
@@ -189,14 +189,17 @@ class _Decisions:
                 search.tune(problem, policy)
         except errors.AttentionAutotunerError as error:
             _log.warning("tuning for %s failed: %s", problem.describe(), error)
-        self.picks.clear()
-        self._bucketed.clear()
+        self._forget_picks()
         return self.decide(problem, policy, device)
 
     def _first_that_works(
         self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
     ) -> LoadedKernel:
         """The pick's kernel, or, if it cannot be had, a bundle's or the default's."""
+        if (
+            self.settings.mode_of(problem.direction) == "frozen"
+        ):  # what is at hand, or fails today, decides nothing
+            return self._ready(pick.candidate, policy, device, must_be_warm)
         stand_in = self._stand_in(problem, policy, device, pick)
         if stand_in is not None:
             try:
@@ -242,7 +245,7 @@ class _Decisions:
             or (pick.layer == "record" and _toolchain(settings) is not None)
         ):
             return None
-        layers = LAYERS if settings.mode != "off" else LAYERS[-1:]
+        layers = LAYERS if settings.mode_of(problem.direction) != "off" else LAYERS[-1:]
         for bundle in bundles:
             if bundle.arch != policy.name:
                 continue

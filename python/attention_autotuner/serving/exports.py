@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from ..arch import Policy, detect
 from ..codegen.bundle import BundledPick
 from ..core.candidate import Candidate
 from ..core.problem import DTYPES, Problem, of_shape
-from ..core.trust import parse_json
 from ..errors import UnsupportedArchitectureError, UnsupportedProblemError
 from ..tuning.environment import Environment, collect
 from ..tuning.lookup import Hit
@@ -43,25 +41,6 @@ def common_problems(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> list[Pro
             COMMON_DIMS, DTYPES, kinds, (False, True), shapes
         )
     ]
-
-
-def read_problems(path: Path) -> list[Problem]:
-    """Problems from a JSON file: a list of objects with fields of :class:`~..core.problem.Problem`, all optional.
-
-    Raises:
-        UnsupportedProblemError: the file holds something else, or a problem that no kernel here solves.
-        OSError: it cannot be read.
-    """
-    try:
-        data = parse_json(path.read_text(encoding="utf-8"))
-        problems = [Problem(**fields) for fields in data]
-    except (TypeError, ValueError) as error:
-        raise UnsupportedProblemError(
-            f"{path} must hold a JSON list of problems: {error}"
-        ) from error
-    if not problems:
-        raise UnsupportedProblemError(f"{path} must hold a JSON list of problems: it is empty")
-    return problems
 
 
 def own_records(

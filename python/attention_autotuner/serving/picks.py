@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from ..arch import Policy
 from ..codegen.store import default_store
 from ..core.candidate import Candidate
+from ..core.memo import remembered
 from ..core.problem import Problem
 from ..errors import RecordError, StoreError
 from ..settings import Settings
 from ..tuning.environment import Environment
 from ..tuning.lookup import Hit, Query
-from ..tuning.records import RecordStore
+from ..tuning.records import FrozenRecords, RecordStore
 from ..tuning.shipped import ShippedRecords, shipped_gpus
 from ..tuning.validity import Miss, built_here
 
@@ -64,6 +66,12 @@ class Pick:
     passed: tuple[Passed, ...] = ()
 
 
+@remembered("picks.frozen")
+def frozen_records(root: Path) -> FrozenRecords:
+    """The records of a folder as they were when this process first asked."""
+    return FrozenRecords(root)
+
+
 class CacheHierarchy:
     """The levels under given settings; reads files, remembers no pick.
 
@@ -73,7 +81,10 @@ class CacheHierarchy:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.records = RecordStore(settings.cache_dir / "records")
+        root = settings.cache_dir / "records"
+        is_frozen = "frozen" in (settings.mode_of("forward"), settings.mode_of("backward"))
+        self.records = RecordStore(root)
+        self._frozen = frozen_records(root) if is_frozen else self.records
         self.shipped = ShippedRecords()
 
     def choose(
@@ -87,7 +98,7 @@ class CacheHierarchy:
         """The pick of the first level that has one, with the record that it was read from.
 
         Args:
-            problem: bucketed.
+            problem: as called.
             policy: whose candidates and records.
             environment: that records are compared with, field by field, see :meth:`environment_of`; None is not
                 compared.
@@ -96,9 +107,13 @@ class CacheHierarchy:
         Raises:
             NoCandidateError: the policy has nothing legal for it.
         """
-        if self.settings.mode == "off":
-            off = Pick(candidate=policy.default(problem), layer="default", reason="mode is off")
+        mode = self.settings.mode_of(problem.direction)
+        if mode == "off":
+            off = Pick(
+                candidate=policy.default(problem.bucketed()), layer="default", reason="mode is off"
+            )
             return off, None
+        problem = self.asked(problem)
         query = Query(
             problem=problem,
             arch=policy.name,
@@ -108,7 +123,7 @@ class CacheHierarchy:
             proven=self.settings.strict_proof,
         )
         levels: list[tuple[Layer, Callable[[Query], Hit | Miss]]] = [
-            ("record", self.records.find),
+            ("record", (self._frozen if mode == "frozen" else self.records).find),
             ("shipped", self.shipped.find),
         ]
         passed: list[Passed] = []
@@ -119,6 +134,12 @@ class CacheHierarchy:
                 return replace(pick, exact=answer.exact, unverified=answer.unverified), answer
             passed.append(Passed(layer=layer, reason=answer))
         return _pick(policy.default(problem), "default", passed), None
+
+    def asked(self, problem: Problem) -> Problem:
+        """The problem whose pick serves a problem: its bucket's, and where mode is frozen a deterministic one."""
+        frozen = self.settings.mode_of(problem.direction) == "frozen"
+        deterministic = problem.deterministic or (frozen and problem.direction == "backward")
+        return replace(problem.bucketed(), deterministic=deterministic)
 
     def gpus_of(self, policy: Policy) -> list[str]:
         """The driver's names of those GPUs of a policy's spec that records were measured on, in order."""

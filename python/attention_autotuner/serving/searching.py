@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from ..tuning import search, step
+from ..tuning import listed, search, step
 from .dispatch import invalidate
 
 P = ParamSpec("P")
@@ -28,3 +28,4 @@ def invalidating(function: Callable[P, R]) -> Callable[P, R]:
 
 tune = invalidating(search.tune)
 tune_step = invalidating(step.tune_step)
+tune_problems = invalidating(listed.tune_problems)

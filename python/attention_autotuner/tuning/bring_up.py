@@ -33,12 +33,13 @@ from . import peaks as peaks_module
 from .environment import Environment, collect
 from .peaks import Peak, Peaks
 from .pipeline import LocalPipeline, Pipeline
-from .printing import LinePrinter
+from .printing import printed
+from .progress import Listener, Progress
 from .records import RecordStore
 from .shipped import shipped_name
 from .shipping import evidence_path, ship, shipped
 from .spec_measuring import expected_peaks, keep, measured_spec
-from .sweep import Sweep, SweepResult, Tell
+from .sweep import Sweep, SweepResult
 from .sweep_plan import Plan, make_plan
 
 LOGGER = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ def bring_up(
     peak_seconds: float = peaks_module.SECONDS,
     output: Path | None = None,
     again: bool = False,
-    tell: Tell = lambda phase, done, total, message: None,
+    listener: Listener | None = None,
 ) -> BroughtUp:
     """Probe, measure, describe, tune, and write it all down.
 
@@ -194,14 +195,14 @@ def bring_up(
         peak_seconds: of timed samples for each peak.
         output: folder for the files; by default one in the cache.
         again: measure what was measured before, too.
-        tell: told (phase, done, total, message).
+        listener: told about progress.
 
     Raises:
         UnsupportedArchitectureError: there is no GPU, or it is older than 8.0.
         ToolchainError, BuildError, StoreError: the compiler is missing or fails; a folder cannot be written.
         RecordError: the picks that the folder holds are damaged; nothing was measured.
     """
-    tell = _logged(tell, printing=settings.print_tuning)
+    progress = Progress(printed(listener) if settings.print_tuning else listener, None)
     start = time.monotonic()
     seconds: dict[str, float] = {}
     properties = machine.properties()
@@ -215,7 +216,7 @@ def bring_up(
     if kept is not None:
         measured, peaks, policy = kept
     else:
-        peaks = _measure_peaks(machine, properties, peak_seconds, tell)
+        peaks = _measure_peaks(machine, properties, peak_seconds, progress)
         measured = measured_spec(described, properties, peaks, environment)
         policy = keep(measured, properties.name, settings.cache_dir)
     seconds["ceilings"] = time.monotonic() - start
@@ -234,7 +235,7 @@ def bring_up(
             budget_seconds=left - seconds["plan"],
             again=again or settings.always_tune,
             printing=settings.print_tuning,
-            tell=tell,
+            progress=progress,
         ).run()
         seconds |= sweep.seconds
     seconds["total"] = time.monotonic() - start
@@ -256,29 +257,16 @@ def bring_up(
     return result
 
 
-def _logged(tell: Tell, *, printing: bool) -> Tell:
-    """The same, logged and, where that is wanted, printed."""
-    printer = LinePrinter()
-
-    def said(phase: str, done: int, total: int, message: str) -> None:
-        LOGGER.debug("%s %d/%d: %s", phase, done, total, message)
-        if printing:
-            printer.show(phase, done, total, message)
-        tell(phase, done, total, message)
-
-    return said
-
-
 def _measure_peaks(
-    machine: Machine, properties: DeviceProperties, seconds: float, tell: Tell
+    machine: Machine, properties: DeviceProperties, seconds: float, shown: Progress
 ) -> Peaks:
     names = peaks_module.names_for(properties.compute_capability)
 
     def progress(name: str, result: Peak | Outcome) -> None:
         said = f"{result.value:.3e} {result.unit}" if isinstance(result, Peak) else result.reason
-        tell("peaks", names.index(name) + 1, len(names), f"{name}: {said}")
+        shown.tell("peaks", names.index(name) + 1, len(names), f"{name}: {said}")
 
-    tell("peaks", 0, len(names), "compiling")
+    shown.tell("peaks", 0, len(names), "compiling")
     return machine.measure_peaks(properties.compute_capability, seconds, progress)
 
 

@@ -13,7 +13,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome, Postponed
 from .pipeline import Built, Pipeline
 
-OnBuilt = Callable[[int, int, str], None]
+OnBuilt = Callable[[int, int, str, float], None]
 
 
 class BuildAhead:
@@ -26,7 +26,7 @@ class BuildAhead:
         pipeline: builds; called from several threads.
         candidates: in the order in which they are wanted.
         jobs: how many at once.
-        on_built: called in this thread's waits with (done, total, name).
+        on_built: called in this thread's waits with (done, total, name, seconds) of each.
         deadline: of ``time.monotonic``, seconds; what is not built then is given up.
     """
 
@@ -36,12 +36,13 @@ class BuildAhead:
         candidates: Sequence[Candidate],
         *,
         jobs: int,
-        on_built: OnBuilt = lambda done, total, name: None,
+        on_built: OnBuilt = lambda done, total, name, seconds: None,
         deadline: float = inf,
     ) -> None:
         self._pipeline = pipeline
         self._on_built = on_built
-        self._reported = 0
+        self._reported: set[Candidate] = set()
+        self._seconds: dict[Candidate, float] = {}
         self._stopped = threading.Event()
         self._closed = threading.Event()
         self._deadline = deadline
@@ -56,12 +57,12 @@ class BuildAhead:
     def _build(self, candidate: Candidate) -> Built | Outcome | None:
         if self._stopped.is_set():
             return None
-        (result,) = self._pipeline.build(
-            [render(candidate)], lambda done, total, name: None, self._is_over
-        )
+        started = time.monotonic()
+        (result,) = self._pipeline.build([render(candidate)], lambda *_: None, self._is_over)
         if isinstance(result, Postponed):
             return None
         self._finished = time.monotonic()
+        self._seconds[candidate] = self._finished - started
         return result
 
     def _is_over(self) -> bool:
@@ -121,8 +122,8 @@ class BuildAhead:
         return sum(f.exception() is None and f.result() is not None for f in over)
 
     def _tell(self) -> None:
-        done = sum(future.done() for future in self._futures.values())
-        if done != self._reported:
-            self._reported = done
-            over = [candidate.name for candidate, future in self._futures.items() if future.done()]
-            self._on_built(done, len(self._futures), over[-1])
+        for candidate, future in self._futures.items():
+            if future.done() and candidate not in self._reported:
+                self._reported.add(candidate)
+                seconds, total = self._seconds.get(candidate, 0.0), len(self._futures)
+                self._on_built(len(self._reported), total, candidate.name, seconds)

@@ -205,14 +205,14 @@ class _SharedPipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """Build on the first rank of each host; the others wait and take what its store has."""
 
-        def watched(done: int, total: int, message: str) -> None:
+        def watched(done: int, total: int, name: str, seconds: float) -> None:
             self._ranks.check()
-            progress(done, total, message)
+            progress(done, total, name, seconds)
 
         built: dict[str, Built | Outcome] = {}
         names = [kernel.name for kernel in kernels]

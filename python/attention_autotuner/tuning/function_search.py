@@ -19,7 +19,7 @@ from . import isolated
 from .calls import Call, Config
 from .distributed import lost, merge, race_together
 from .isolated import InProcess
-from .progress import Progress
+from .progress import Kind, Progress
 from .racing import Race, Timing
 from .ranks import Ranks
 from .rounds import MAX_ROUNDS, MIN_ROUNDS, FaultError
@@ -132,6 +132,11 @@ class FunctionSearch:
         gain = base.ratio_to_best / best.ratio_to_best - 1.0 if base.outcome.ok else None
         if gain is not None and gain < MIN_GAIN:
             best, gain = base, 0.0
+        for timing in timings:
+            outcome = timing.outcome
+            kind: Kind = "timed" if outcome.ok else "eliminated"
+            self._progress.happened(kind, timing.name, outcome=outcome, timing=timing)
+        self._progress.happened("picked", best.name)
         return FunctionResult(
             function,
             key,
@@ -156,6 +161,7 @@ class FunctionSearch:
                         continue
                 self._progress.tell("verify", index, len(self._configs), name)
                 outcomes[name] = self._together(name, self._check(name, config, right))[0]
+                self._progress.happened("verified", name, outcome=outcomes[name])
                 if right is None and outcomes[name].ok:
                     right = config
         if self._ranks is not None and shares:

@@ -204,7 +204,8 @@ class Tunable(Generic[R]):
         known = self._known.get((digest, _size(group)))
         if pins is None:
             settings = settings_module.current()
-            if known is None and autotune and settings.mode != "off" and settings.effort != "none":
+            searches = settings.mode not in ("off", "frozen") and settings.effort != "none"
+            if known is None and autotune and searches:
                 result = self._tuned(call, verbose, group)
                 if result.interrupted:
                     raise KeyboardInterrupt  # of the caller's program, whatever is searched

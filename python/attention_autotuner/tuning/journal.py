@@ -10,7 +10,7 @@ record has, stand in ``<record>.step.jsonl`` beside that of the backward problem
 from __future__ import annotations
 
 import json
-import os
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,10 +18,11 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ..codegen.files import append_line
 from ..core.identity import digest16
 from ..core.outcome import Outcome, OutOfMemory, Postponed, outcome_from_json
 from ..core.problem import Problem
-from ..core.trust import make_folder, parse_json
+from ..core.trust import parse_json
 from ..errors import StoreError
 from .environment import Environment
 from .racing import History
@@ -130,14 +131,9 @@ class Journal:
         if self.path is None:
             return
         # The first newline ends what a killed process may have left.
-        line = "\n" + json.dumps({"key": self.key, **said}, separators=(",", ":")) + "\n"
+        line = {"key": self.key, "at": round(time.time(), 3), **said}
         try:
-            make_folder(self.path.parent)
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(handle, line.encode())
-            finally:
-                os.close(handle)
+            append_line(self.path, "\n" + json.dumps(line, separators=(",", ":")))
         except OSError as error:
             raise StoreError(f"cannot write the journal {self.path}: {error}") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import platform
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -108,10 +109,10 @@ class Pipeline(Protocol):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
-        """Build kernels, in their order; called with (done, total, message) as it goes.
+        """Build kernels, in their order; called with (done, total, name, seconds) as each is built.
 
         Once ``stop`` is true the rest is ``Postponed``. A sweep calls this from several threads.
         """
@@ -226,7 +227,7 @@ class LocalPipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str], None],
+        progress: Callable[[int, int, str, float], None],
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """See :meth:`Pipeline.build`; the worker starts meanwhile.
@@ -252,9 +253,7 @@ class LocalPipeline:
             toolchain=toolchain,
             store=Store(self._settings.cache_dir),
             jobs=self._settings.jobs,
-            progress=lambda done, total, name, seconds: progress(
-                done, total, f"{name} in {seconds:.0f} s"
-            ),
+            progress=progress,
             stop=stop,
         )
 
@@ -290,6 +289,8 @@ class LocalPipeline:
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
         self._begin(self.deadline)
+        if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+            LOGGER.warning("CUDA_LAUNCH_BLOCKING is set: times hold the host's waits, too")
         answer = isolated.measure(
             self._runner,
             problem,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
 from math import isfinite
 from pathlib import Path
 
@@ -85,7 +84,18 @@ class LinePrinter(Display):
 
     def listen(self, event: Event) -> None:
         """:meth:`show` for the events of a search."""
-        self.show(**asdict(event))
+        shown_by(self.show)(event)
+
+
+def shown_by(show: Callable[..., None]) -> Listener:
+    """A listener that shows the steps of a search by a function like :meth:`Display.show`."""
+
+    def listen(event: Event) -> None:
+        if event.kind == "step":
+            step = (event.phase, event.done, event.total, event.message)
+            show(*step, best_us=event.best_us, seconds_left=event.seconds_left)
+
+    return listen
 
 
 def describe(message: str, best_us: float | None, seconds_left: float | None) -> str:

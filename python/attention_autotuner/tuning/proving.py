@@ -91,7 +91,7 @@ class Prover:
         )
         sources = source_digests(wanted)
         built = built_of(
-            wanted, self.pipeline, lambda done, total, name: tell("build", done, total, name)
+            wanted, self.pipeline, lambda done, total, name, _: tell("build", done, total, name)
         )
         verified = {}
         for place, (candidate, result) in enumerate(built.items()):

@@ -264,6 +264,18 @@ class RecordStore:
         LOGGER.warning("damaged tuning record %s moved to %s: %s", path, target, reason)
 
 
+class FrozenRecords(RecordStore):
+    """Records as they are now, whatever is written later; to be read only."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        paths = sorted(root.glob("*/*/*.json"))
+        self._documents_then = {path: super(FrozenRecords, self)._read(path) for path in paths}
+
+    def _read(self, path: Path) -> Document | None:
+        return self._documents_then.get(path)
+
+
 def merge(old: TuningRecord, record: TuningRecord) -> TuningRecord:
     """A record with an older one's other entries and environments, unless that is of another GPU."""
     if any(getattr(old.environment, f) != getattr(record.environment, f) for f in HARD_FIELDS):

@@ -135,6 +135,13 @@ class TuneResult:
     record_path: Path | None = None
     seconds: float = 0.0
 
+    @property
+    def predicted_gain(self) -> float | None:
+        """The gain by the cost model; None where it does not know both."""
+        times = {row.candidate: finite(row.estimate.us) for row in self.rows}
+        pick, default = times.get(self.pick), times.get(self.default)
+        return default / pick - 1.0 if pick and default else None
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form for the command line."""
         return {
@@ -146,6 +153,7 @@ class TuneResult:
             "pick": self.pick.name,
             "default": self.default.name,
             "gain": self.gain,
+            "predicted_gain": self.predicted_gain,
             "confirmed": self.confirmed,
             "interrupted": self.interrupted,
             "record_path": None if self.record_path is None else str(self.record_path),

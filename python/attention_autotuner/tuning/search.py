@@ -19,7 +19,7 @@ from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
-from ..core.outcome import Ok, Outcome, Serialized, Spilled
+from ..core.outcome import Infeasible, Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import LeaseError
 from ..kernels.cost_model import rank
@@ -149,7 +149,6 @@ class _Search(Engine):
     problem: Problem
     purpose: Purpose
     settings: Settings
-    progress: Progress
     group: SharedSearch
     interrupted: bool = False
 
@@ -228,16 +227,19 @@ class _Search(Engine):
             kernels = kernels[: 1 + int(self.settings.budget_seconds / CHECK_SECONDS)]
         timed, built = self.pipeline.can_measure(), 0
 
-        def progress(done: int, total: int, message: str) -> None:
+        def progress(done: int, total: int, name: str, seconds: float) -> None:
             nonlocal built
             built = done
-            self.progress.tell("build", done, total, message)
+            self.on_built(done, total, name, seconds)
+            self.journal(self.problem).write(built=name, seconds=seconds)
 
         def stop() -> bool:
             """True when the time left is what checks and a race of the kernels so far will take."""
             needed = self._reserve(FINISH_SECONDS, FINISH_SHARE) if timed and built else 0.0
             return self.seconds_left <= needed + built * (CHECK_SECONDS + SET_UP_SECONDS)
 
+        for kernel in kernels:
+            self.progress.happened("build_started", kernel.name)
         results: Sequence[Built | Outcome] = ()
         try:
             results = self.pipeline.build(kernels, progress, stop)
@@ -252,6 +254,7 @@ class _Search(Engine):
             elif not self.interrupted:
                 (row,) = postponed([row], "the budget does not suffice for so many kernels")
             refined.append(row)
+        refined = self._distinct(refined)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
             if not any(row.outcome.ok for row in refined):
@@ -259,6 +262,19 @@ class _Search(Engine):
         if not is_cut_short(refined):
             require_usable(self.problem, self.policy.name, refined)
         return sorted(refined, key=by_estimate)
+
+    def _distinct(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows without those whose machine code and launch knobs another one has already, the default first."""
+        first: dict[tuple[str, ...], str] = {}
+        distinct = []
+        for row in sorted(rows, key=lambda row: row.candidate != self.default):
+            name, code = row.candidate.name, row.built.code_digest if row.built else None
+            if row.outcome.ok and code is not None:
+                same = first.setdefault((code, str(row.candidate.launch_knobs)), name)
+                if same != name:
+                    row = self.ended(row, Infeasible(reason=f"the same machine code as {same}"))
+            distinct.append(row)
+        return distinct
 
     def _reserve(self, seconds: float, share: float) -> float:
         """Seconds of the budget to keep: as many, or a share of a small budget."""

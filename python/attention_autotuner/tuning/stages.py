@@ -26,6 +26,7 @@ from .class_pools import small_problem
 from .journal import Journal, Ratio, kernel_id, key_of
 from .lookup import Hit, Query
 from .pipeline import Built, Doubt, Pipeline, launched
+from .progress import Progress
 from .record_schema import Purpose, TuningRecord, space_digest
 from .records import JOURNALS, RecordStore
 from .result import Row, gain_over
@@ -41,7 +42,7 @@ GRACE_SECONDS = 3.0  # after a deadline, for what is nearly done on the GPU
 def built_of(
     candidates: Iterable[Candidate],
     pipeline: Pipeline,
-    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+    progress: Callable[[int, int, str, float], None] = lambda done, total, name, seconds: None,
 ) -> dict[Candidate, Built | Outcome]:
     """Kernels built in one batch, each once, or why they are not."""
     wanted = list(dict.fromkeys(candidates))
@@ -114,6 +115,7 @@ class Engine:
         alone: no other ranks take part. With them journals are neither read nor written, as ranks that know different
             things would part ways, and the pipeline takes the lease of the GPU, which none holds while it waits for
             another.
+        progress: told of each step, and of what becomes of each candidate.
     """
 
     policy: Policy
@@ -123,6 +125,7 @@ class Engine:
     deadline: float = inf
     alone: bool = True
     _journals: dict[tuple[str, str], Journal] = field(default_factory=dict, init=False)
+    progress: Progress = field(default_factory=lambda: Progress(None, None))
     _kernels: dict[str, str] = field(default_factory=dict, init=False)  # ids by candidate name
 
     @property
@@ -208,7 +211,7 @@ class Engine:
             timed: measured, or about to be; otherwise only the model ranks it.
         """
         if isinstance(result, Outcome):
-            return replace(row, outcome=result)
+            return self.ended(row, result)
         report = result.report
         refined = refine(problem, row.candidate, self.policy.spec, report)
         outcome = check_spills(row.candidate, report, timed=timed)
@@ -217,23 +220,37 @@ class Engine:
         if outcome.ok and refined.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
         built = launched(result, row.candidate)
-        return replace(row, estimate=refined, outcome=outcome, built=built)
+        return self.ended(replace(row, estimate=refined, built=built), outcome)
+
+    def ended(self, row: Row, outcome: Outcome) -> Row:
+        """A row with its outcome, which is told where it ends there."""
+        if not outcome.ok:
+            self.progress.happened("eliminated", row.candidate.name, outcome=outcome)
+        return replace(row, outcome=outcome)
+
+    def on_built(self, done: int, total: int, name: str, seconds: float) -> None:
+        """Tell that a kernel was compiled."""
+        self.progress.tell("build", done, total, f"{name} in {seconds:.0f} s")
+        self.progress.happened("built", name, seconds=seconds)
 
     def verify(self, problem: Problem, row: Row, built: Built) -> Outcome:
         """Check a row's kernel against the reference, unless the journal has the outcome."""
         journal, kernel = self.journal(problem), kernel_id(row.candidate.name, row.source_digest)
-        known = journal.outcome(kernel)
-        if known is not None:
-            return known
+        outcome = journal.outcome(kernel)
+        if outcome is None:
+            outcome = self._verify_now(problem, row, built)
+            journal.add_outcome(kernel, outcome)
+        self.progress.happened("verified", row.candidate.name, outcome=outcome)
+        return self.ended(row, outcome).outcome
+
+    def _verify_now(self, problem: Problem, row: Row, built: Built) -> Outcome:
         try:
             with self.held():
-                outcome = self.pipeline.verify(
+                return self.pipeline.verify(
                     problem, built, deterministic=row.candidate.deterministic
                 )
         except LeaseError as error:
             return Postponed(reason=str(error))
-        journal.add_outcome(kernel, outcome)
-        return outcome
 
     def prepared(
         self, candidate: Candidate, result: Built | Outcome, source_digest: str, *, default: bool
@@ -297,11 +314,12 @@ class Engine:
                 built,
                 budget_seconds=seconds,
                 keep=[name for name in built if name == default.name],
-                on_round=on_round,
+                on_round=self.progress.watching(built, on_round),
                 history=history,
             )
         raced = []
         for timing in timings:
+            self.progress.happened("timed", timing.name, timing=timing, outcome=timing.outcome)
             row = by_name.pop(timing.name)
             outcome = row.outcome if timing.outcome.ok else timing.outcome  # the former has a proof
             raced.append(replace(row, outcome=outcome, timing=timing))
@@ -374,6 +392,7 @@ class Engine:
             environments={environment.digest: environment},
         )
         record = self.records.put(record)
+        self.progress.happened("picked", pick.name)
         if confirmed:
             self.journal(problem).end()
         return record

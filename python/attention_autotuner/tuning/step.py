@@ -33,6 +33,7 @@ TIMED = (
     "defaults_us",
     "gain",
     "tied",
+    "reverted",
 )  # fields of a result about the step as a whole
 
 Source = Literal["measured", "predicted", "unknown"]
@@ -51,6 +52,7 @@ class StepResult:
         gain: how much faster the step is with the picks than with the defaults, from paired rounds; None unless both
             were measured.
         tied: the two could not be told apart; None unless both were measured, and where they are one.
+        reverted: the step was slower with the picks, so that both directions have their defaults back.
         interrupted: stopped by Ctrl-C; what is here is the best so far.
     """
 
@@ -61,6 +63,7 @@ class StepResult:
     defaults_us: float | None = None
     gain: float | None = None
     tied: bool | None = None
+    reverted: bool = False
     interrupted: bool = False
 
     @property
@@ -104,6 +107,8 @@ def tune_step(
 ) -> StepResult:
     """Find the fastest forward and the fastest backward kernel of a shape, and remember both as tuned for the step.
 
+    Where a step with both picks is slower than one with the defaults, the defaults are recorded.
+
     The arguments are those of :func:`tune`, but for:
 
     Args:
@@ -114,7 +119,7 @@ def tune_step(
         backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
         top_k: see :func:`tune`; for each direction.
         confirm: see :func:`tune`.
-        group: see :func:`tune`; whole steps are timed by each rank for itself.
+        group: see :func:`tune`; whole steps are timed by each rank for itself, and decide nothing.
         in_process: see :func:`tune`.
         listener: told about progress, each message with its direction.
         records: see :func:`tune`.
@@ -172,7 +177,23 @@ def tune_step(
         fresh=settings.always_tune,
         alone=group is None,
     )
-    return _timed(result, first, second, engine)
+    result = _timed(result, first, second, engine)
+    if group is None and result.gain is not None and result.gain < 0.0 and not result.tied:
+        return _reverted(result, first, second, records)
+    return result
+
+
+def _reverted(
+    result: StepResult, first: TuneResult, second: TuneResult, records: RecordStore
+) -> StepResult:
+    """The result with the defaults recorded as picks of both directions."""
+    LOGGER.warning("the step is slower with the picks: the defaults serve both directions")
+    halves = []
+    for half in (first, second):
+        assert half.record is not None
+        record = replace(half.record, pick=half.default.name, confirmed=True)
+        halves.append(replace(half, pick=half.default, gain=0.0, record=records.put(record)))
+    return replace(result, forward=halves[0], backward=halves[1], reverted=True)
 
 
 def _predicted_us(result: StepResult, *candidates: Candidate) -> float | None:

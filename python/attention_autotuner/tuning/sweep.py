@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from ..core.outcome import Outcome
@@ -29,7 +28,6 @@ from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, sourc
 from .sweep_plan import RACE_SECONDS, SET_UP_SECONDS, VERIFY_SECONDS, Group, Plan, racing_seconds
 
 Status = Literal["measured", "recorded", "unconfirmed", "left", "failed"]
-Tell = Callable[[str, int, int, str], None]
 Waiting = tuple[int, int]  # problems and groups that are still to come, the present ones among them
 WAIT_SECONDS = 0.5  # between looks at the builds
 LEAST_VERIFIED = 2  # kernels of a group, however short the time is
@@ -118,14 +116,12 @@ class Sweep(Engine):
         budget_seconds: wall time for all of it; compilers that still run are ended.
         again: measure what is recorded already, too.
         printing: print the ranking of each race.
-        tell: told (phase, done, total, message).
     """
 
     plan: Plan
     budget_seconds: float
     again: bool = False
     printing: bool = False
-    tell: Tell = lambda phase, done, total, message: None
     _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
     _failures: dict[str, Outcome] = field(default_factory=dict, init=False)
@@ -150,7 +146,7 @@ class Sweep(Engine):
             self.pipeline,
             [candidate for group in groups for candidate in group.pool],
             jobs=self.plan.jobs,
-            on_built=partial(self.tell, "build"),
+            on_built=self.on_built,
             deadline=self.deadline,
         )
         try:
@@ -193,13 +189,13 @@ class Sweep(Engine):
             for problem in group.problems:
                 if not self._has_time():
                     break
-                self.tell("race", done, total, problem.describe())
+                self.progress.tell("race", done, total, problem.describe())
                 with self._timed("race"):
                     self._settle_by_race(problem, rows)
                 self._raced += 1
                 done += 1
         ahead.close()  # nothing of what is still to come will be raced
-        self.tell("race", done, total, "")
+        self.progress.tell("race", done, total, "")
         if self._doubts:
             self._confirm()
 
@@ -280,7 +276,7 @@ class Sweep(Engine):
         for index, (candidate, result) in enumerate(results.items()):
             if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
                 break
-            self.tell("verify", index, len(results), candidate.name)
+            self.progress.tell("verify", index, len(results), candidate.name)
             default = candidate in self._defaults
             row = self.prepared(candidate, result, self._digests[candidate], default=default)
             rows.append(row)
@@ -295,7 +291,8 @@ class Sweep(Engine):
             return super().verify(problem, row, built)
 
     def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
-        default = self.policy.default(problem)
+        default, legal = self.policy.default(problem), {*self.policy.legal(problem)}
+        rows = [row for row in rows if row.candidate in legal or row.candidate == default]
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left
         try:
@@ -331,7 +328,7 @@ class Sweep(Engine):
     def _confirm(self) -> None:
         """Ask a second process about every doubt; a pick that it does not confirm leaves the default in its place."""
         asked, self._doubts = self._doubts, []
-        self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
+        self.progress.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
         with self._timed("confirm"):
             ratios = self.confirm([doubt for _, _, doubt in asked])
         for (record, gain, doubt), ratio in zip(asked, ratios, strict=True):
@@ -344,7 +341,7 @@ class Sweep(Engine):
             record = self.records.put(replace(record, confirmed=True))
             self.journal(doubt.problem).end()
             self._settle(doubt.problem, "measured", record=record, gain=gain)
-        self.tell("confirm", len(asked), len(asked), "")
+        self.progress.tell("confirm", len(asked), len(asked), "")
 
 
 def _recorded_gain(record: TuningRecord) -> float | None:

@@ -135,7 +135,7 @@ def make_plan(
     affordable -= sum(BUILD_SECONDS[candidate.op, candidate.direction] for candidate in defaults)
     members = {key: [p for p in problems if class_of(p) == key] for key in keys}
     per_step = sum(BUILD_SECONDS[first.op, first.direction] for first, *_ in members.values())
-    limit = max(1, min(MAX_CLASS, int(affordable / per_step))) if keys else 1
+    limit = max(1, int(min(MAX_CLASS, affordable / per_step))) if keys else 1
     pool_of = pools(problems, policy, top_k=TOP_K, class_limit=limit)
     groups = [
         Group(problems=tuple(mine), pool=tuple(pool_of[key])) for key, mine in members.items()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +27,30 @@ Strided = tuple[str, Sequence[int], Sequence[int]]
 
 NOTHING_SERVES = (errors.ToolchainError, errors.BuildError, errors.NoCandidateError)
 """Errors where no kernel can be built and no bundle has one."""
+
+
+class Asked(NamedTuple):
+    """The arguments of :func:`kernel_of`."""
+
+    problem: Problem
+    device_type: str
+    device: int
+
+
+_RECORDED: dict[int, list[Asked]] = {}
+"""By the ``id`` of settings under which calls are noted and not computed: a backward pass adopts them in its thread."""
+
+
+@contextmanager
+def recording() -> Iterator[list[Asked]]:
+    """Inside the block calls of this thread, and their backward passes, give zeros and are noted in the list."""
+    in_force = replace(settings.current())  # a copy: plans that are made under it serve nobody else
+    recorded = _RECORDED[id(in_force)] = []
+    try:
+        with settings.adopted(in_force):
+            yield recorded
+    finally:
+        del _RECORDED[id(in_force)]
 
 
 def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
@@ -105,7 +131,12 @@ def plan_of(
         NotWarmError: a graph is being captured and the kernel is not ready.
     """
     in_force, kernel, params = settings.current(), None, None
-    if problem is not None:
+    recorded = _RECORDED.get(id(in_force))
+    if recorded is not None and problem is not None:
+        q = inputs["q"]
+        assert q is not None
+        recorded.append(Asked(problem, device_type, q.get_device()))
+    elif problem is not None:
         present = {name: x for name, x in inputs.items() if x is not None}
         try:
             kernel = kernel_of(problem, device_type, present["q"].get_device())

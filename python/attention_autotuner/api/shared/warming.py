@@ -1,0 +1,100 @@
+"""Kernels made ready ahead of time: for the problems of a file, or for those that a model's call turns out to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ... import settings
+from ...arch import naming
+from ...arch.naming import DeviceType
+from ...arch.probe import probe
+from ...arch.resolution import native_arch
+from ...codegen.obtain import build_ahead
+from ...core.problem import Problem
+from ...serving import dispatch, pinning
+from ...serving.untuned import read_problems
+from . import launch, planning
+from .planning import Asked
+
+
+def warmup(
+    target: Callable[..., Any] | str | Path,
+    *inputs: Any,
+    backward: bool = False,
+    device_type: DeviceType | None = None,
+) -> tuple[Problem, ...]:
+    """Make ready what a program will call: kernels are built, several at once, loaded and prepared, as calls decide.
+
+    A callable, such as a model, is called once, with the calls of attention and retention inside giving zeros: their
+    problems are noted, nothing is computed by them, so that it must not act on what they give. Calls on the CPU need
+    no kernel, and calls under settings that the callable changes itself are computed. Where mode is ``tune``, what
+    nobody measured is tuned.
+
+    Args:
+        target: a callable, or a file of problems, as ``UNTUNED_LOG`` writes it.
+        inputs: of the callable.
+        backward: differentiate what it returns, too, by its parameters and inputs; their ``grad`` stays as it is.
+        device_type: of a file: for which GPU; None is the present one.
+
+    Returns:
+        The problems, each once, in the order of the calls.
+
+    Raises:
+        TypeError: a file has inputs or a backward pass, or a callable a device type.
+        UnsupportedProblemError: the file holds something else than problems.
+        UnsupportedArchitectureError: there is no GPU.
+        NoCandidateError, UntunedError, ToolchainError, StoreError, BuildError, ArtifactError: as a call.
+    """
+    if callable(target):
+        if device_type is not None:
+            raise TypeError("device_type is of a file: a callable's calls say theirs")
+        wanted = _recorded(target, inputs, backward=backward)
+    else:
+        if inputs or backward:
+            raise TypeError("a file of problems takes neither inputs nor backward")
+        name = "" if device_type is None else naming.policy_name(device_type)
+        device = launch.current_device()
+        wanted = [Asked(problem, name, device) for problem in read_problems(Path(target))]
+    _build_together(wanted)
+    for asked in wanted:
+        planning.kernel_of(*asked)
+    return tuple(dict.fromkeys(asked.problem for asked in wanted))
+
+
+def _recorded(call: Callable[..., Any], inputs: tuple[Any, ...], *, backward: bool) -> list[Asked]:
+    """The problems of a call, and of its backward pass."""
+    with planning.recording() as recorded:
+        result = call(*inputs)
+        if backward:
+            outputs = [x for x in _tensors(result) if x.requires_grad]
+            owned = call.parameters() if isinstance(call, torch.nn.Module) else ()
+            leaves = [x for x in (*owned, *_tensors(inputs)) if x.requires_grad]
+            torch.autograd.grad(
+                outputs, leaves, [torch.zeros_like(x) for x in outputs], allow_unused=True
+            )
+    return list(dict.fromkeys(recorded))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _build_together(wanted: list[Asked]) -> None:
+    """Build what calls would build one by one; what fails there says so then."""
+    in_force, by_device = settings.current(), dict[int, dict[Any, None]]()
+    for problem, device_type, index in wanted:
+        name, pins = pinning.split(device_type)
+        policy = dispatch.running_on(naming.policy_named(name, device=index), index)
+        candidate = pinning.pinned(problem, policy, pins) if pins else None
+        pick = dispatch.lookup(problem, policy, device=index)
+        if pick.layer != "default" or in_force.mode_of(problem.direction) != "tune":
+            by_device.setdefault(index, {})[candidate or pick.candidate] = None
+    for index, candidates in by_device.items():
+        arch = native_arch(probe(index).compute_capability)
+        build_ahead(candidates, arch, settings=in_force)

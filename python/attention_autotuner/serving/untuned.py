@@ -1,0 +1,88 @@
+"""Problems of calls that nobody measured a kernel for: the file that lists them, and a warning of many."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..codegen.files import append_line
+from ..core.identity import values_of
+from ..core.problem import Problem
+from ..core.trust import parse_json
+from ..errors import UnsupportedProblemError, UntunedError
+from ..settings import Settings
+
+_log = logging.getLogger(__name__)
+
+STORM = 32  # kinds of problem without a measured pick after which a warning says so
+
+
+def take_untuned(problem: Problem, arch: str, settings: Settings) -> None:
+    """List a problem that no measured pick serves, and refuse it, where the settings want that.
+
+    Raises:
+        UntunedError: they want a measured pick.
+    """
+    if settings.mode_of(problem.direction) == "off":
+        return
+    if settings.untuned_log is not None:
+        list_untuned(settings.untuned_log, problem)
+    if settings.strict_picks:
+        raise UntunedError(
+            f"no measured pick for {problem.describe()} on {arch}, and STRICT_PICKS is on: tune it "
+            "(`attention-autotuner tune`), or let the default serve"
+        )
+
+
+def list_untuned(path: Path, problem: Problem) -> None:
+    """Add a problem to a file, unless one of its bucket is there; a file that cannot be written is warned of.
+
+    Several processes may do so: each line is whole, and at worst one is there twice.
+    """
+    try:
+        known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if problem.bucketed() not in {listed.bucketed() for listed in _parsed(known)}:
+            append_line(path, json.dumps(values_of(problem)))
+    except (OSError, TypeError, ValueError) as error:
+        _log.warning("%s is not listed in %s: %s", problem.describe(), path, error)
+
+
+def warn_of_many(untuned: int) -> None:
+    """Warn once so many kinds of problem are served by kernels that nobody measured."""
+    if untuned == STORM:
+        _log.warning(
+            "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
+            "(`attention-autotuner tune`, or with UNTUNED_LOG `tune --problems`), or pad sequences to fewer lengths",
+            untuned,
+        )
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Problems from a file: a JSON list of objects, or one on each line; one that is there twice is given once.
+
+    Their fields are those of :class:`~..core.problem.Problem`, all optional.
+
+    Raises:
+        UnsupportedProblemError: the file holds something else, or a problem that no kernel here solves.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        is_list = text.lstrip().startswith("[")
+        problems = _made(parse_json(text)) if is_list else _parsed(text.splitlines())
+    except (TypeError, ValueError) as error:
+        raise UnsupportedProblemError(f"{path} must hold JSON problems: {error}") from error
+    if not problems:
+        raise UnsupportedProblemError(f"{path} must hold JSON problems: it is empty")
+    return problems
+
+
+def _parsed(lines: Iterable[str]) -> list[Problem]:
+    return _made(parse_json(line) for line in lines if line.strip())
+
+
+def _made(items: Iterable[dict[str, Any]]) -> list[Problem]:
+    return list(dict.fromkeys(Problem(**fields) for fields in items))
