@@ -19,7 +19,7 @@ from .pipeline import LocalPipeline, Pipeline, running
 from .printing import printed
 from .progress import Listener, Progress
 from .racing import Timing
-from .records import RecordStore
+from .records import JOURNALS, RecordStore
 from .result import finite
 from .shortlist import shortlist
 from .stages import Engine, built_of, source_digests
@@ -182,7 +182,7 @@ def _at(problem: Problem, share: float) -> Problem:
 class _Unwritten(Engine):
     """An engine that neither reads nor writes journals."""
 
-    def journal(self, problem: Problem) -> Journal:
+    def journal(self, problem: Problem, suffix: str = JOURNALS[0]) -> Journal:
         return Journal(None, "")
 
 
