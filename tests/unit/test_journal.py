@@ -58,7 +58,7 @@ def test_a_search_that_is_killed_goes_on_where_it_was(tmp_path: Path, kill_at: i
 
 def test_thirty_kills_at_random_moments(tmp_path: Path) -> None:
     clock = random.Random(17)
-    progress = []
+    progress: list[int] = []
     for _ in range(30):
         process = FORK.Process(target=search, args=(tmp_path, 0.03))
         process.start()
