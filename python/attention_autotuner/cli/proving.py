@@ -30,7 +30,8 @@ def run_prove(arguments: argparse.Namespace) -> int:
     """
     matched = [(place, matching(place, arguments.pattern)) for place in places(arguments)]
     records = [item.record for _, kept in matched for item in kept if item.record is not None]
-    with override(**({"jobs": arguments.jobs} if arguments.jobs else {})):
+    # Nothing is timed, so that the GPU may do other work.
+    with override(allow_busy=True, **({"jobs": arguments.jobs} if arguments.jobs else {})):
         pipeline = local_pipeline()
         if not pipeline.can_measure():
             raise UnsupportedArchitectureError(
