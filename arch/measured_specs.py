@@ -16,7 +16,7 @@ from typing import Any
 from ..core.identity import slug
 from ..core.trust import read_json
 from ..errors import ArchSpecError
-from .probe import DeviceProperties, two_integers
+from .probe import ATTRIBUTES, DeviceProperties, two_integers
 from .spec import ArchSpec
 
 _log = logging.getLogger(__name__)
@@ -27,16 +27,8 @@ SHIPPED = Path(__file__).with_name("measured")
 MAY_BE_ZERO = ("wgmma_flops_per_clk_per_sm",)
 
 # What a device says of itself; the rest of a spec is rates, the clock, and names.
-LIMITS = (
-    "num_sms",
-    "smem_per_sm_bytes",
-    "smem_per_block_bytes",
-    "smem_reserved_per_block_bytes",
-    "registers_per_sm",
-    "max_threads_per_sm",
-    "max_blocks_per_sm",
-    "l2_bytes",
-)
+_SPEC_FIELDS = {item.name for item in fields(ArchSpec)}
+LIMITS = tuple(name for name in ATTRIBUTES if name in _SPEC_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -17,22 +17,15 @@ from ..errors import ArchSpecError, UnsupportedArchitectureError
 
 DRIVER_LIBRARY = "libcuda.so.1"
 
-# CUdevice_attribute in cuda.h, CUDA 13.0; the numbers are part of the driver's stable ABI.
-ATTRIBUTES: dict[str, int] = {
-    "compute_capability_major": 75,
-    "compute_capability_minor": 76,
-    "num_sms": 16,
-    "smem_per_sm_bytes": 81,
-    "smem_per_block_bytes": 97,
-    "smem_reserved_per_block_bytes": 111,
-    "registers_per_sm": 82,
-    "max_threads_per_sm": 39,
-    "max_blocks_per_sm": 106,
-    "l2_bytes": 38,
-    "sm_clock_khz": 13,
-    "memory_clock_khz": 36,
-    "memory_bus_bits": 37,
-}
+
+def _attribute(number: int, *, least: int = 1) -> Any:
+    """A field that the driver answers as a ``CUdevice_attribute``, part of its stable ABI (cuda.h, CUDA 13.0).
+
+    Args:
+        number: of the attribute.
+        least: value; 0 where a driver may not tell, or a GPU not take.
+    """
+    return field(metadata={"attribute": number, "least": least})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +50,17 @@ class DeviceProperties:
 
     name: str
     compute_capability: tuple[int, int]
-    num_sms: int
-    smem_per_sm_bytes: int
-    smem_per_block_bytes: int
-    smem_reserved_per_block_bytes: int
-    registers_per_sm: int
-    max_threads_per_sm: int
-    max_blocks_per_sm: int
-    l2_bytes: int
-    sm_clock_khz: int
-    memory_clock_khz: int
-    memory_bus_bits: int
+    num_sms: int = _attribute(16)
+    smem_per_sm_bytes: int = _attribute(81)
+    smem_per_block_bytes: int = _attribute(97)
+    smem_reserved_per_block_bytes: int = _attribute(111, least=0)
+    registers_per_sm: int = _attribute(82)
+    max_threads_per_sm: int = _attribute(39)
+    max_blocks_per_sm: int = _attribute(106)
+    l2_bytes: int = _attribute(38)
+    sm_clock_khz: int = _attribute(13, least=0)
+    memory_clock_khz: int = _attribute(36, least=0)
+    memory_bus_bits: int = _attribute(37, least=0)
 
     @property
     def hbm_bytes_per_second(self) -> float:
@@ -75,13 +68,15 @@ class DeviceProperties:
         return 2.0 * self.memory_clock_khz * 1e3 * self.memory_bus_bits / 8
 
 
-# What a driver may not tell, or a GPU not take.
-MAY_BE_ZERO = (
-    "smem_reserved_per_block_bytes",
-    "sm_clock_khz",
-    "memory_clock_khz",
-    "memory_bus_bits",
-)
+ATTRIBUTES: dict[str, int] = {
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    **{
+        item.name: item.metadata["attribute"]
+        for item in fields(DeviceProperties)
+        if "attribute" in item.metadata
+    },
+}
 
 
 def two_integers(name: str, value: Any) -> tuple[int, int]:
@@ -115,7 +110,7 @@ def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
         elif item.name == "compute_capability":
             value = two_integers(item.name, value)
         else:
-            least = 0 if item.name in MAY_BE_ZERO else 1
+            least = item.metadata["least"]
             if type(value) is not int or value < least:
                 raise ArchSpecError(
                     f"{item.name} must be an integer of at least {least}, got {value!r}"
@@ -202,6 +197,15 @@ class CudaDriver:
         status = self._library.cuDeviceGetUuid(raw, self._handle(device))
         self._check(status, "cuDeviceGetUuid")
         return UUID(bytes=bytes(raw))
+
+    def has_context(self, device: int) -> bool:
+        """True where this process uses a device already: its primary context is there."""
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        status = self._library.cuDevicePrimaryCtxGetState(
+            self._handle(device), ctypes.byref(flags), ctypes.byref(active)
+        )
+        self._check(status, "cuDevicePrimaryCtxGetState")
+        return bool(active.value)
 
     def _handle(self, device: int) -> ctypes.c_int:
         handle = ctypes.c_int()

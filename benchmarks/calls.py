@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch_config
 
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import NO_WINDOW, Problem
+from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
 from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 
@@ -132,8 +133,11 @@ class StepCall(Call):
         return call
 
 
-OTHERS: dict[str, tuple[str, ...]] = {"attention": (), "retnet": ("mask",), "retention": ()}
-"""Operation -> the tensors that it takes after q, k and v."""
+def others_of(problem: Problem) -> tuple[str, ...]:
+    """Names of the tensors that functions of a problem take after q, k and v."""
+    if problem.op == "retnet":
+        return ("mask",)
+    return tuple(name for name in ("alibi_slopes", "sinks") if name in problem.modifications)
 
 
 def scale_of(problem: Problem) -> float:
@@ -149,9 +153,18 @@ def ours(problem: Problem, device_type: str | None) -> Function:
     import attention_autotuner as package
 
     causal, scale = problem.causal, scale_of(problem)
+    modifiers: dict[str, Any] = {}
+    if problem.window_size != NO_WINDOW:
+        modifiers["window_size"] = problem.window_size
+    if "softcap" in problem.modifications:
+        modifiers["softcap"] = SOFTCAP
+
+    def attention(q: Any, k: Any, v: Any, *others: Any) -> Any:
+        named = dict(zip(others_of(problem), others, strict=True))
+        return package.flash_attn_func(q, k, v, device_type, causal=causal, **modifiers, **named)
 
     functions: dict[str, Function] = {
-        "attention": lambda q, k, v: package.flash_attn_func(q, k, v, device_type, causal=causal),
+        "attention": attention,
         "retnet": lambda q, k, v, mask: package.retnet_attn_func(
             q, k, v, mask, device_type, scale=scale, causal=causal
         ),
@@ -192,7 +205,7 @@ def side_by_side(problem: Problem, theirs: Call, device_type: str | None) -> dic
         ``peak_bytes`` of both, ``difference`` of the results (o, or the gradients of q, k and v), and ``scores_bytes``:
         what one tensor of all scores would take.
     """
-    mine = type(theirs)(name="ours", function=ours(problem, device_type), others=OTHERS[problem.op])
+    mine = type(theirs)(name="ours", function=ours(problem, device_type), others=others_of(problem))
     inputs = [make_inputs(problem, seed=0)]
     for call in (mine, theirs):
         call.prepare(inputs, [])

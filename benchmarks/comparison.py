@@ -26,7 +26,7 @@ from attention_autotuner.tuning.stages import MIN_GAIN
 from attention_autotuner.tuning.verify import classify
 
 from .baselines.base import Baseline, GuardedEntry, Mode
-from .calls import OTHERS, Call, ForwardCall, StepCall, ours
+from .calls import Call, ForwardCall, StepCall, others_of, ours
 from .contenders import (
     AUTOGRAD,
     CALL,
@@ -178,7 +178,7 @@ class Comparison:
             if candidate in self._usable:
                 libraries = [crossing(self._usable[candidate])]
                 yield entry_of(candidate.name, libraries, self._problem)
-        function, others = ours(self._problem, self._device_type), OTHERS[self._problem.op]
+        function, others = ours(self._problem, self._device_type), others_of(self._problem)
         for label, kind in ((CALL, ForwardCall), (AUTOGRAD, StepCall)):
             if label in self._labels:
                 yield kind(name=label, function=function, others=others)

@@ -140,19 +140,15 @@ def usable(
     problems: Mapping[Candidate, Problem], results: Results, pipeline: Pipeline
 ) -> tuple[dict[Candidate, Built], dict[Candidate, Outcome]]:
     """The kernels that are built and right on their problems, and the outcome of every one."""
-    outcomes = {c: checked(problem, c, results[c], pipeline) for c, problem in problems.items()}
-    right = {
-        candidate: result
-        for candidate in problems
-        if not isinstance(result := results[candidate], Outcome) and outcomes[candidate].ok
-    }
+    right: dict[Candidate, Built] = {}
+    outcomes: dict[Candidate, Outcome] = {}
+    for candidate, problem in problems.items():
+        result = results[candidate]
+        if isinstance(result, Outcome):
+            outcomes[candidate] = result
+            continue
+        outcome = pipeline.verify(problem, result, deterministic=candidate.deterministic)
+        outcomes[candidate] = outcome
+        if outcome.ok:
+            right[candidate] = result
     return right, outcomes
-
-
-def checked(
-    problem: Problem, candidate: Candidate, result: Built | Outcome, pipeline: Pipeline
-) -> Outcome:
-    """The outcome of a kernel's build or, where that is fine, of the verifier."""
-    if isinstance(result, Outcome):
-        return result
-    return pipeline.verify(problem, result, deterministic=candidate.deterministic)

@@ -17,19 +17,19 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, ClassVar
+from typing import Any
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
 from attention_autotuner.codegen.files import read_text
-from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem, of_shape
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank, refine
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
@@ -51,18 +51,13 @@ PROBLEMS = (
     of_shape((32, 32, 512, 64, 64)),
 )
 SCHEMA = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedReport:
-    """The fields of a compiler report that the cost model reads."""
-
-    registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    static_smem_bytes: int
-    loop_spills: bool | None
-    kernels: ClassVar[tuple[KernelReport, ...]] = ()  # saved documents hold the worst of all only
+REPORTED = (
+    "registers",
+    "spill_store_bytes",
+    "spill_load_bytes",
+    "static_smem_bytes",
+    "loop_spills",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,11 +151,7 @@ def measure_one(
     """Race one problem's sample; the document that is saved."""
     running = {candidate.name: right[candidate] for candidate in candidates if candidate in right}
     timings, interrupted = pipeline.measure(
-        problem,
-        running,
-        budget_seconds=seconds,
-        keep=(),
-        on_round=lambda rounds, still: None,
+        problem, running, budget_seconds=seconds, keep=(), on_round=lambda rounds, still: None
     )
     if interrupted:
         raise KeyboardInterrupt
@@ -177,8 +168,7 @@ def measure_one(
             "limiter": expected.limiter,
         }
         if not isinstance(result, Outcome):
-            names = [item.name for item in fields(SavedReport)]
-            row["report"] = {name: getattr(result.report, name) for name in names}
+            row["report"] = {name: getattr(result.report, name) for name in REPORTED}
             row["refined_us"] = refine(problem, candidate, policy.spec, result.report).us
         if timing is not None and timing.samples:
             row |= {name: getattr(timing, name) for name in FIGURES}
@@ -249,21 +239,16 @@ def samples_of(
     group = f"{source} {problem.describe()}"
     samples = []
     for row in timed:
-        report = SavedReport(**row["report"])
+        # Saved documents hold the worst of all kernels only.
+        report = CompilerReport(**row["report"], stack_bytes=0, kernels=(), warnings=())
         predict = partial(_refined_us, problem, saved_candidate(row), policy.spec, report)
         measured_us = best_us * row["ratio_to_best"]
         samples.append(Sample(group=group, measured_us=measured_us, predict=predict))
     return samples
 
 
-def _refined_us(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    report: SavedReport,
-    coefficients: Coefficients,
-) -> float:
-    return refine(problem, candidate, spec, report, coefficients).us
+def _refined_us(*arguments: Any) -> float:
+    return refine(*arguments).us
 
 
 def saved_candidate(row: Mapping[str, Any]) -> Candidate:
@@ -272,10 +257,7 @@ def saved_candidate(row: Mapping[str, Any]) -> Candidate:
 
 
 def regret_of(
-    policy: Policy,
-    problem: Problem,
-    document: dict[str, Any],
-    coefficients: Coefficients = FITTED,
+    policy: Policy, problem: Problem, document: dict[str, Any], coefficients: Coefficients = FITTED
 ) -> Regret:
     """The loss of the first picks among the candidates that a saved document has measured.
 

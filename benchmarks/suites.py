@@ -136,7 +136,10 @@ def column_label(problem: Problem) -> str:
     return f"{seqlen // 1024}k" if seqlen % 1024 == 0 else str(seqlen)
 
 
-_SHAPE = re.compile(r"b(\d+) h(\d+)(?:/(\d+))? s(\d+)(?:x(\d+))? d(\d+)(?:/(\d+))?( causal)?")
+_SHAPE = re.compile(
+    r"b(\d+) h(\d+)(?:/(\d+))? s(\d+)(?:x(\d+))? d(\d+)(?:/(\d+))?( causal)?"
+    r"(?: window (-?\d+):(-?\d+))?((?: (?:softcap|alibi-slopes|sinks))*)"
+)
 
 
 def shape(text: str, **fields: Any) -> Problem:
@@ -148,8 +151,14 @@ def shape(text: str, **fields: Any) -> Problem:
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no shape, e.g. 'b1 h32/8 s8192 d128 causal'")
-    batch, heads, kv, seqlen, keys, dim, dim_v = (int(size or 0) for size in match.groups()[:-1])
-    problem = of_shape((batch, heads, seqlen, dim, dim_v or dim), causal=bool(match[8]), **fields)
+    batch, heads, kv, seqlen, keys, dim, dim_v = (int(size or 0) for size in match.groups()[:7])
+    problem = of_shape(
+        (batch, heads, seqlen, dim, dim_v or dim),
+        causal=bool(match[8]),
+        window_size=(int(match[9] or -1), int(match[10] or -1)),
+        modifications=tuple(match[11].replace("-", "_").split()),
+        **fields,
+    )
     return replace(problem, heads_kv=kv or heads, seqlen_k=keys or seqlen)
 
 

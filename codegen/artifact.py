@@ -11,9 +11,10 @@ from typing import Any
 
 from ..core.candidate import Family
 from ..core.identity import digest
+from ..core.report import CompilerReport
+from .code_digest import comparable
 from .environment import template_root
 from .render import RenderedKernel, kernel_digest
-from .report import CompilerReport
 from .toolchain import Toolchain
 
 _ARCH = re.compile(r"[1-9]\d{1,2}[af]?")
@@ -68,7 +69,7 @@ class Artifact:
         toolchain: versions of the tools that compiled it.
         build_seconds: time of the compilation and link, one core.
         build_peak_bytes: largest resident set of any one of the compiler's processes.
-        code_digest: :func:`.code_digest.code_digest` of its object file; None where no disassembler was at hand.
+        code_digest: :func:`.code_digest.code_digest` of it; None where no disassembler was at hand.
         launch_knobs: of the candidate that it is launched for; no part of what is built or stored.
     """
 
@@ -102,7 +103,7 @@ class Artifact:
             path=path,
             report=CompilerReport.from_json(data["report"]),
             kernel_digest=data["kernel_digest"],
-            code_digest=data.get("code_digest"),  # artifacts may be older than it is
+            code_digest=comparable(data.get("code_digest")),  # artifacts may be older than it is
             target=BuildTarget(**data["target"]),
             toolchain=dict(data["toolchain"]),
             build_seconds=float(data["build_seconds"]),

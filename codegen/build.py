@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ..core.leases import POLL_SECONDS, Lease
 from ..core.outcome import BuildFailed, Outcome, OutOfMemory, Postponed, TimedOut
+from ..core.report import CompilerReport
 from ..errors import ToolchainError
 from ..kernels.registry import kernel_of
 from .artifact import Artifact, BuildTarget, artifact_digest
@@ -29,7 +30,7 @@ from .files import storage_error, store_errors
 from .jobs import job_count
 from .project import Project, Step, configure, launched
 from .render import RenderedKernel, kernel_digest
-from .report import CompilerReport, combine, parse_ptxas
+from .report import combine, parse_ptxas
 from .sass import add_loop_spills, main_loops
 from .store import Store
 from .toolchain import Toolchain, find_disassembler
@@ -73,12 +74,12 @@ def _inspect(
         return report
 
 
-def _code_digest(batch: Project, name: str) -> str | None:
-    """The digest of a target's machine code, from its object file; None where it cannot be known."""
+def _code_digest(batch: Project, name: str, library: Path) -> str | None:
+    """The digest of a target's machine code; None where it cannot be known."""
     if batch.disassembler is None:
         return None
     try:
-        return code_digest(batch.object_file(name), batch.disassembler)
+        return code_digest(batch.object_file(name), library, batch.disassembler)
     except ToolchainError as error:
         logger.warning("the digest of the machine code stays unknown: %s", error)
         return None
@@ -157,7 +158,7 @@ def _finish(
             persistent=kernel_of(kernel.candidate).describe(kernel.candidate).persistent,
         ),
         kernel_digest=kernel_digest(kernel),
-        code_digest=_code_digest(batch, name),
+        code_digest=_code_digest(batch, name, library),
         target=batch.target.of_family(kernel.candidate.family),
         toolchain=batch.toolchain.identity(),
         build_seconds=seconds,

@@ -17,11 +17,7 @@ MAX_NAME_BYTES = 180  # with the digest well below the 255 bytes that file syste
 _ENTRY = re.compile(r"(.+)\.([0-9a-f]{16})(?:\.\d+)?")  # with the time of a quarantine
 
 State = Literal["built", "failed", "quarantined"]
-FOLDERS: dict[State, str] = {
-    "built": "kernels",
-    "failed": "failed",
-    "quarantined": "quarantine",
-}
+FOLDERS: dict[State, str] = {"built": "kernels", "failed": "failed", "quarantined": "quarantine"}
 
 
 class DamagedError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,18 +97,24 @@ def _includes(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 @lru_cache(maxsize=4096)
+def _place(root: Path, spelling: str, beside: Path | None) -> Path | None:
+    """The header of ours of a spelling, in a folder or under the root; None where there is none. Looked for once."""
+    for folder in (root,) if beside is None else (beside, root):
+        place = os.path.join(folder, spelling)  # noqa: PTH118  # a first call resolves a hundred
+        if os.path.isfile(place) and (path := Path(place).resolve()).is_relative_to(root):  # noqa: PTH113
+            return path
+    return None
+
+
 def _resolve(root: Path, spelling: str, quoted: bool, includer: Path | None) -> Path | None:
-    """The header of ours that an include names, or None for a header of somebody else; looked for once a process.
+    """The header of ours that an include names, or None for a header of somebody else.
 
     Raises:
         BuildError: the include names a header of ours that does not exist.
     """
-    places = [root / spelling]
-    if quoted and includer is not None:
-        places.insert(0, includer.parent / spelling)
-    for place in places:
-        if place.is_file() and (path := place.resolve()).is_relative_to(root):
-            return path
+    place = _place(root, spelling, includer.parent if quoted and includer is not None else None)
+    if place is not None:
+        return place
     if quoted or spelling.startswith(f"{NAMESPACE}/"):
         where = includer.relative_to(root).as_posix() if includer else "the rendered kernel"
         raise BuildError(f"{where} includes {spelling!r}, which is not under {root}")

@@ -12,8 +12,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..core.report import CompilerReport
 from ..errors import ToolchainError
-from .report import CompilerReport, combine
+from .report import combine
 from .tools import run_tool
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)")

@@ -19,7 +19,7 @@ from .tokens import tokens
 
 def _token_digest(spelled: Iterable[str]) -> str:
     """The SHA-256 of tokens; empty where there are none."""
-    text = "".join(f"{len(token)}:{token}" for token in spelled)
+    text = "".join([f"{len(token)}:{token}" for token in spelled])
     return hashlib.sha256(text.encode()).hexdigest() if text else ""
 
 

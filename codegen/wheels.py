@@ -25,11 +25,7 @@ from ..settings import current
 
 logger = logging.getLogger(__name__)
 
-FRONT_END_WHEELS = (
-    "nvidia-cuda-nvcc==13.0.88",
-    "nvidia-cuda-crt==13.0.88",
-    "nvidia-nvvm==13.0.88",
-)
+FRONT_END_WHEELS = ("nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-nvvm==13.0.88")
 WHEELS = (*FRONT_END_WHEELS, "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-runtime==13.0.*")
 """A whole compiler from PyPI; all of one CUDA release, because mixed releases break ptxas."""
 

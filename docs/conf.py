@@ -19,7 +19,7 @@ exclude_patterns = ["conf.py", "_results/*.md"]
 nitpicky = True  # a reference that leads nowhere is a warning, and warnings are errors
 nitpick_ignore_regex = [
     # What is not of this project would need its inventories, hence a network.
-    (r"py:.*", r"(torch|typing|pathlib|collections|dataclasses|numpy)(\..*)?"),
+    (r"py:.*", r"(torch|typing|pathlib|collections|dataclasses|numpy)(\..*)?")
 ]
 nitpick_ignore = [
     # What tests and the command line put in another's place, and names of types; no page tells of them.

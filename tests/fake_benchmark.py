@@ -9,10 +9,11 @@ from typing import Any
 
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.entries import Entry
 from attention_autotuner.tuning.environment import Environment

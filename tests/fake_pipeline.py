@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.codegen.report import CompilerReport
 from attention_autotuner.core.outcome import Ok, Outcome, Postponed
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import History, Race, Timing
@@ -125,13 +125,20 @@ class FakePipeline:
         return race.results(), self.interrupt_in == "measure"
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self,
+        problem: Problem,
+        steps: Mapping[str, tuple[Built, Built]],
+        *,
+        budget_seconds: float,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         self.problems.append(problem)
         self.steps = {name: (f.path.name, b.path.name) for name, (f, b) in steps.items()}
-        race = Race(list(steps), keep=list(steps))
-        for _ in range(6):
+        race = Race(list(steps), keep=list(steps), history=history)
+        for _ in range(6 - race.rounds):
             race.add({name: sum(map(self.time_us, pair)) for name, pair in self.steps.items()})
+            if self.interrupt_in == "step":
+                raise KeyboardInterrupt
         return race.results(), False
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:

@@ -43,7 +43,7 @@ class Prepared:
 class Tasks(tasks.Tasks):
     """Tasks whose device is the host."""
 
-    def open(self, device: int) -> str | None:
+    def open(self, device: int, memory_bytes: int | None = None) -> str | None:
         host: Any = lambda *arguments, **options: torch.device("cpu")  # noqa: E731  # of any signature
         nothing: Any = lambda *arguments: None  # noqa: E731
         for module in (bindings, measure, verify):
@@ -59,7 +59,8 @@ class Tasks(tasks.Tasks):
             empty_cache=nothing,
             current_device=lambda: 0,
             mem_get_info=lambda: (1 << 30, 1 << 30),
+            get_per_process_memory_fraction=lambda: 1.0,
             get_device_properties=lambda device: properties,
         )
-        super().open(device)
+        super().open(device, memory_bytes)
         return f"cuda:{device}"

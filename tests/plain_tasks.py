@@ -22,13 +22,17 @@ class Tasks:
     def __init__(self, tell: Callable[[str | None, float | None], None]) -> None:
         self._tell = tell
 
-    def open(self, device: int) -> str:
+    def open(self, device: int, memory_bytes: int | None = None) -> str:
+        self._memory_bytes = memory_bytes
         if device == REFUSED:
             raise RuntimeError("the device is busy or unavailable")
         return "13.0"
 
     def pid(self) -> int:
         return os.getpid()
+
+    def memory(self) -> int | None:
+        return self._memory_bytes
 
     def echo(self, value: object) -> object:
         return value

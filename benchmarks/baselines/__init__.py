@@ -10,6 +10,7 @@ from .compiled import Compiled, Eager, Flex
 from .copy import Copy
 from .fla import Fla
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
+from .plain import Plain
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash
 
 BASELINES: dict[str, Baseline] = {
@@ -19,6 +20,7 @@ BASELINES: dict[str, Baseline] = {
         SdpaCudnn(),
         SdpaEfficient(),
         Flex(),
+        Plain(),
         FlashAttention2(),
         FlashAttention3(),
         FlashAttention4(),

@@ -15,7 +15,16 @@ from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning.entries import Entry
 
-from ..calls import OTHERS, BackwardCall, Call, ForwardCall, Function, Layout, StepCall, as_given
+from ..calls import (
+    BackwardCall,
+    Call,
+    ForwardCall,
+    Function,
+    Layout,
+    StepCall,
+    as_given,
+    others_of,
+)
 from ..contenders import AUTOGRAD, CALL, PICK
 
 Limits = tuple[Callable[[Problem], str], ...]
@@ -50,6 +59,7 @@ class Baseline(ABC):
         layout: between our tensors and the function's, in either direction.
         gradients: how its backward pass is timed, for the documentation.
         called: its forward pass is compared with our function called the same way, not with our kernel alone.
+        modifications: of scores that it can be called with.
         limits: each gives the reason why it cannot compute a problem of its operation as we do, or an empty string.
     """
 
@@ -59,6 +69,7 @@ class Baseline(ABC):
     layout: Layout = staticmethod(as_given)
     gradients = "through autograd"
     called = False
+    modifications: frozenset[str] = frozenset()
     limits: Limits = ()
 
     @abstractmethod
@@ -73,6 +84,9 @@ class Baseline(ABC):
         """The reason why it cannot be timed on a problem here; empty where it can."""
         if problem.op != self.op:
             return f"it computes {self.op}, not {problem.op}"
+        lacking = [x for x in problem.compiled_modifications if x not in self.modifications]
+        if lacking:
+            return f"it is not called with {' and '.join(lacking)}"
         return self.limit(problem)
 
     def modes(self, modes: Sequence[Mode]) -> list[Mode]:
@@ -90,7 +104,7 @@ class Baseline(ABC):
         return CALLS[mode](
             name=name,
             function=self.function(problem),
-            others=OTHERS[problem.op],
+            others=others_of(problem),
             layout=self.layout,
         )
 

@@ -77,6 +77,8 @@ def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
     if p.mask == "explicit":
         shapes["mask"] = (p.heads_q, p.seqlen_q, p.seqlen_k)
     dtype = torch.float16 if p.dtype == "fp16" else torch.bfloat16
-    return Inputs(
-        tensors={name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
-    )
+    tensors = {name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
+    for name in ("alibi_slopes", "sinks"):
+        if name in p.modifications:
+            tensors[name] = torch.zeros(p.heads_q, device=device)
+    return Inputs(tensors=tensors)

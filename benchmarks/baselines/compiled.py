@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import NO_WINDOW, Problem
+from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
 
 from ..calls import Function, scale_of
 from .base import Baseline
@@ -67,29 +68,42 @@ class Flex(Baseline):
 
     name = "flex"
     title = "FlexAttention (torch.compile)"
+    modifications = frozenset({"window", "softcap", "alibi_slopes"})
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; compiled for one shape."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         mask = None
-        if problem.causal:
-            offset = problem.causal_offset
+        windowed = problem.window_size != NO_WINDOW
+        offset, (left, right) = problem.causal_offset, problem.window
+        if problem.causal or windowed:
 
             def visible(batch: Any, head: Any, row: Any, key: Any) -> Any:
-                return key <= row + offset
+                seen = key <= row + offset + right
+                return seen & (key >= row + offset - left) if windowed else seen
 
             mask = create_block_mask(
                 visible, None, None, problem.seqlen_q, problem.seqlen_k, device="cuda"
             )
         torch._dynamo.reset()  # or the shapes before this one count against the recompile limit
-        compiled = torch.compile(flex_attention, dynamic=False)
-        grouped = problem.heads_q != problem.heads_kv
+        grouped, capped = problem.heads_q != problem.heads_kv, "softcap" in problem.modifications
+        end = problem.seqlen_k - problem.seqlen_q
 
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-            return compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> Any:
+            def bend(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+                if capped:
+                    score = SOFTCAP * torch.tanh(score / SOFTCAP)
+                for slopes in others:
+                    slope = slopes[batch, head] if slopes.dim() == 2 else slopes[head]
+                    score = score - slope * torch.abs(row + end - key)
+                return score
 
-        return run
+            score_mod = bend if capped or others else None
+            return flex_attention(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped)
+
+        function: Function = torch.compile(run, dynamic=False)
+        return function
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""

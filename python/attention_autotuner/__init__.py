@@ -12,7 +12,14 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import errors, settings
-    from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
+    from .api import (
+        Decay,
+        RetNetAttnFunc,
+        flash_attn_func,
+        flash_attn_varlen_func,
+        retention_func,
+        retnet_attn_func,
+    )
     from .api.shared.warming import warmup
     from .serving.searching import tune, tune_problems, tune_step
     from .settings import mode
@@ -26,6 +33,7 @@ __all__ = [
     "autotune",
     "errors",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "listening",
     "mode",
     "retention_func",

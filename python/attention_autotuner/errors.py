@@ -71,6 +71,10 @@ class DeviceMemoryError(ArtifactError, MemoryError):
     """The device ran out of memory while a kernel was prepared or launched."""
 
 
+class BusyError(AttentionAutotunerError, RuntimeError):
+    """A GPU is at work for others, or takes no second process, so that a search cannot measure on it."""
+
+
 class RecordError(AttentionAutotunerError, ValueError):
     """A tuning record cannot be read or does not follow the schema."""
 

@@ -10,10 +10,11 @@ from attention_autotuner.arch import A100
 from attention_autotuner.codegen import build as build_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.code_digest import code_digest
+from attention_autotuner.codegen.code_digest import PREFIX, code_digest, comparable
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_disassembler, find_toolchain
+from attention_autotuner.core.abi import KernelInfo
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ToolchainError
 
@@ -31,13 +32,17 @@ inline int half_of(int {local}) {{ return {local} / 2; }}
 }}
 extern "C" int half(int x) {{ return {space}::half_of(x){host}; }}
 extern "C" char const* name() {{ return "{name}"; }}
+extern "C" __attribute__((visibility("default")))
+int attention_autotuner_get_kernel_info(int* info) {{ return (info[{number}] = {smem}) * 0; }}
 """
-USUAL = {"space": "ours", "name": "scale", "local": "x", "factor": "7", "host": ""}
+USUAL = {"space": "ours", "name": "scale", "local": "x", "factor": "7", "host": "", "smem": "512"}
+USUAL["number"] = str(KernelInfo.dynamic_smem_bytes.offset // 4)
 VARIANTS: dict[str, dict[str, str]] = {
     "usual": {},
     "renamed": {"space": "another::one", "name": "multiply_by_some_factor", "local": "number"},
     "device": {"factor": "8"},
     "host": {"host": " + 1"},
+    "launch": {"smem": "1024"},
 }
 needs_disassembler = pytest.mark.skipif(
     find_disassembler() is None, reason="needs cuobjdump and nvdisasm"
@@ -59,12 +64,13 @@ def built(store: Store, target: BuildTarget, *names: str) -> list[Artifact]:
 @needs_disassembler
 def test_names_and_ptx_do_not_count_and_code_does(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache")
-    usual, renamed, device, host = built(store, BuildTarget(arch="80"), *VARIANTS)
+    usual, renamed, device, host, launch = built(store, BuildTarget(arch="80"), *VARIANTS)
     assert usual.code_digest is not None
-    assert len(usual.code_digest) == 64
-    assert renamed.code_digest == usual.code_digest
-    assert renamed.kernel_digest != usual.kernel_digest
-    assert len({item.code_digest for item in (usual, device, host)}) == 3
+    assert usual.code_digest == comparable(usual.code_digest)
+    assert len(usual.code_digest) == len(PREFIX) + 64
+    assert renamed.code_digest == host.code_digest == usual.code_digest
+    assert len({item.kernel_digest for item in (usual, renamed, host)}) == 3
+    assert len({item.code_digest for item in (usual, device, launch)}) == 3
     assert store.lookup(usual.name, usual.digest) == usual
     (bare,) = built(store, BuildTarget(arch="80", ptx=False), "usual")
     assert bare.code_digest == usual.code_digest
@@ -86,4 +92,4 @@ def test_what_is_no_object_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "kernel.o"
     path.write_bytes(b"no object file")
     with pytest.raises(ToolchainError, match=r"kernel\.o"):
-        code_digest(path, disassembler)
+        code_digest(path, path, disassembler)

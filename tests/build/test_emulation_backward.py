@@ -31,7 +31,7 @@ MUTANTS = {
         "issue_dq(index);\n      warpgroup_wait<0>();\n      add_dq(index, before);",
         "issue_dq(index); add_dq(index, before); warpgroup_wait<0>();",
     ),
-    "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now);", ""),
+    "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now, 0.0f);", ""),
 }
 CAUGHT_BY = {
     "ds_not_fenced": (LaunchFailed, "without a fence"),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, settings
+from attention_autotuner.arch import Policy
+from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import check
 from attention_autotuner.tuning.verify import verify
@@ -32,6 +37,48 @@ PASSES: tuple[dict[str, Any], ...] = (
 )
 LENGTHS: tuple[dict[str, Any], ...] = (*SHAPES, {"seqlen_q": 515, "seqlen_k": 1021, "causal": True})
 BASE = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=333)
+SEVERAL = ("bent", "all")  # kinds with several modifications
+VARIANTS: tuple[tuple[str, str], ...] = (
+    *(("forward", word) for word in ("overlap_flat", "g3n64_serial", "turns", "strict", "split")),
+    *(("backward", word) for word in ("fused_.*own2bulk", "ordered", "two_pass", "three_pass")),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kernel and the problem that names it: the default, or one of a family by a pattern of its name."""
+
+    problem: Problem
+    family: str = ""
+    pattern: str = ""
+
+    def __str__(self) -> str:
+        return " ".join([self.problem.describe(), self.family, self.pattern]).strip()
+
+    def candidate(self, present: Policy) -> Candidate:
+        """The kernel, or the default on a GPU without that family."""
+        if not self.family:
+            return present.default(self.problem)
+        fitting = (
+            c
+            for c in present.legal(self.problem)
+            if c.family == self.family and re.search(self.pattern, c.name)
+        )
+        return next(fitting, None) or present.default(self.problem)
+
+
+def cases() -> Iterator[Case]:
+    """Defaults of all kinds; the other family's; sm90's main loops, splits, and ways of dQ."""
+    for kind, named in product(KINDS, PASSES):
+        for dims in DIMS if kind in SEVERAL else DIMS[:2]:
+            yield Case(problem=replace(BASE, **KINDS[kind], **named, **dims))
+    for kind, named in product(("bent", "window"), PASSES):
+        yield Case(problem=replace(BASE, **KINDS[kind], **named, **DIMS[0]), family="sm80")
+    for direction, pattern in VARIANTS:
+        few = {"seqlen_q": 5, "heads_kv": 1} if pattern == "split" else {}
+        dims = DIMS[3] if pattern == "three_pass" else DIMS[0]
+        named = {"direction": direction, **KINDS["bent"], **dims, **few}
+        yield Case(problem=replace(BASE, **named), family="sm90", pattern=pattern)
 
 
 @pytest.fixture(autouse=True)
@@ -41,19 +88,17 @@ def _defaults(pool: KernelPool) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("dims", DIMS, ids=lambda dims: f"d{dims['dim_qk']}")
-@pytest.mark.parametrize("named", PASSES, ids=lambda named: "_".join(named))
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_default_kernel(
-    pool: KernelPool, kind: str, named: dict[str, Any], dims: dict[str, Any], device: torch.device
-) -> None:
-    problem = replace(BASE, **KINDS[kind], **named, **dims)
-    made = pool.present.default(problem)
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_kernels(pool: KernelPool, case: Case, device: torch.device) -> None:
+    made = case.candidate(pool.present)
+    if getattr(made.knobs, "split_kv", False):
+        made = made.launched({"splits": 3})
     kernel = pool.kernel(made)
     for shape in LENGTHS:
-        outcome = verify(
-            replace(problem, **shape), kernel, deterministic=made.deterministic, device=device
-        )
+        problem = replace(case.problem, **shape)
+        if case.pattern == "split":
+            problem = replace(problem, seqlen_q=5)
+        outcome = verify(problem, kernel, deterministic=made.deterministic, device=device)
         assert outcome.ok, outcome
 
 
@@ -64,6 +109,22 @@ VALUES: dict[str, dict[str, Any]] = {
     "alibi": {"alibi_slopes": True},
     "sinks": {"sinks": True, "window_size": (127, 0)},
 }
+
+
+OF_CALLS: dict[str, dict[str, Any]] = {
+    "window": {"window_size": (127, -1)},
+    "softcap": KINDS["softcap"],
+    "alibi": KINDS["alibi"],
+    "sinks": {**KINDS["sinks"], "window_size": (127, -1)},
+    "alibi and sinks": {"modifications": ("alibi_slopes", "sinks")},
+    "none": {},
+}
+PROBLEMS: list[Problem] = [
+    Problem(dtype=dtype, direction=direction, causal=True, dim_qk=dim, dim_v=dim, **named)
+    for named, direction in product(OF_CALLS.values(), ("forward", "backward"))
+    for dtype, dim in (("fp16", 128), ("bf16", 128), ("fp16", 64))
+]
+"""What the calls below ask for: their default kernels are built ahead."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -118,18 +179,58 @@ def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
 
 
-def test_a_window_pays(device: torch.device) -> None:
-    q, k, v = (torch.randn(1, 16, 16384, 128, device=device, dtype=torch.float16) for _ in range(3))
+TIMED: dict[
+    str, tuple[dict[str, Any], float, float]
+] = {  # bars: over the plain kernel, forward and backward
+    "alibi": ({"alibi_slopes": 2.0 ** -torch.arange(1, 17).float()}, 1.08, 1.12),
+    "sinks": ({"sinks": torch.zeros(16)}, 1.08, 1.12),
+    "softcap": ({"softcap": 30.0}, 1.25, 1.15),
+}
 
-    def time_of(**options: Any) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(3):
-            flash_attn_func(q, k, v, causal=True, **options)
-        start.record()
-        for _ in range(10):
-            flash_attn_func(q, k, v, causal=True, **options)
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end)
 
-    assert time_of() / time_of(window_size=(1023, 0)) > 4.0
+def time_of(qkv: list[torch.Tensor], direction: str, **options: Any) -> float:
+    """Milliseconds of ten calls."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def call() -> torch.Tensor:
+        return flash_attn_func(*qkv, causal=True, **options)
+
+    run: Callable[[], Any] = call
+    if direction == "backward":
+        o = call()
+        run = partial(torch.autograd.grad, o, qkv, torch.randn_like(o), retain_graph=True)
+    for _ in range(3):
+        run()
+    start.record()
+    for _ in range(10):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+def tensors(batch: int, seqlen: int, device: torch.device) -> list[torch.Tensor]:
+    shape = (batch, 16, seqlen, 128)
+    return [
+        torch.randn(shape, device=device, dtype=torch.float16).requires_grad_() for _ in range(3)
+    ]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_window_pays(device: torch.device, direction: str) -> None:
+    qkv = tensors(1, 16384, device)
+    assert time_of(qkv, direction) / time_of(qkv, direction, window_size=(1023, 0)) > 5.5
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", TIMED)
+def test_modifications_cost_little(
+    pool: KernelPool, device: torch.device, name: str, direction: str
+) -> None:
+    if "sm90" not in pool.present.families:
+        pytest.skip("bars are those of family sm90")
+    options, *bars = TIMED[name]
+    options = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    qkv = tensors(4, 4096, device)
+    ratios = [time_of(qkv, direction, **options) / time_of(qkv, direction) for _ in range(5)]
+    assert sorted(ratios)[2] <= bars[direction == "backward"], ratios

@@ -16,6 +16,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "alibi": {"modifications": ("alibi_slopes",)},
     "sinks": {"modifications": ("sinks",)},
     "mask": {"modifications": ("attn_mask",)},
+    "bent": {"modifications": ("softcap", "alibi_slopes", "sinks"), "window_size": (31, -1)},
     "all": {
         "modifications": ("softcap", "alibi_slopes", "attn_mask", "sinks"),
         "window_size": (31, -1),

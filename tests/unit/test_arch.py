@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -267,3 +268,12 @@ def test_kernels_are_built_for_the_newest_arch_the_compiler_knows(
 def test_policies_of_the_three_architectures_offer_hundreds_of_candidates() -> None:
     for name in ("A100", "RTX4090", "H100"):
         assert len(arch.resolve(name).legal(Problem())) >= 200
+
+
+def test_a_cupy_that_has_no_gpu_leaves_the_first_device() -> None:
+    pytest.importorskip("cupy")
+    program = (
+        "import cupy; from attention_autotuner.arch.probe import current_device as d; print(d())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -16,6 +16,7 @@ from attention_autotuner.arch.occupancy import registers_per_thread
 from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.report import KernelReport
 from attention_autotuner.kernels import resources
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank, refine
 from attention_autotuner.kernels.scores_backward_sm80.cost import (
@@ -32,6 +33,7 @@ from attention_autotuner.kernels.scores_backward_sm80.resources import (
 )
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.candidates import KEYS, ROWS, backward
+from tests.compiler_reports import compiler_report, kernel_report
 
 SPEC = H100().spec
 SM80 = (8, 0)  # a capability that runs no other family
@@ -48,19 +50,6 @@ MANGLED = {
     },
 }
 PREPARE = f"_ZN19attention_autotuner26attention_backward_prepare{CONFIG}E{ARGUMENTS}l"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeReport:
-    """A compiler's report of a kernel, or of all."""
-
-    name: str = ""
-    registers: int = 128
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    static_smem_bytes: int = 0
-    loop_spills: bool | None = None
-    kernels: tuple[FakeReport, ...] = ()
 
 
 FUSED, PAIR, SPLIT = backward("one_pass"), backward("two_kernels"), backward("three_kernels")
@@ -190,20 +179,20 @@ def test_kernels_are_told_by_their_names() -> None:
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
     for selected in (FUSED, PAIR, SPLIT):
         kernels = tuple(
-            FakeReport(name=MANGLED[kernel.name], registers=registers_per_thread(kernel, SPEC))
+            kernel_report(MANGLED[kernel.name], registers=registers_per_thread(kernel, SPEC))
             for kernel in resources.kernels(selected)
         )
-        report = FakeReport(registers=255, kernels=kernels)
+        report = compiler_report(*kernels, registers=255)
         assert refine(PROBLEM, selected, SPEC, report) == estimate(PROBLEM, selected, SPEC)
 
 
 def test_a_report_speaks_of_each_pass() -> None:
-    clean = {name: FakeReport(name=mangled, registers=200) for name, mangled in MANGLED.items()}
+    clean = {name: kernel_report(mangled, registers=200) for name, mangled in MANGLED.items()}
     spills: dict[str, Any] = {"spill_store_bytes": 400, "spill_load_bytes": 400}
 
-    def refined(**changed: FakeReport) -> float:
+    def refined(**changed: KernelReport) -> float:
         kernels = (clean | changed).values()
-        return refine(PROBLEM, PAIR, SPEC, FakeReport(registers=200, kernels=tuple(kernels))).us
+        return refine(PROBLEM, PAIR, SPEC, compiler_report(*kernels, registers=200)).us
 
     spilled = refined(dq=replace(clean["dq"], **spills))
     assert spilled > refined()
@@ -212,7 +201,7 @@ def test_a_report_speaks_of_each_pass() -> None:
     outside = refined(dq=replace(clean["dq"], **spills, loop_spills=False))
     assert refined() < outside < spilled
     # Where kernels are not told apart, the worst of all counts for each.
-    worst = refine(PROBLEM, PAIR, SPEC, FakeReport(registers=200, **spills)).us
+    worst = refine(PROBLEM, PAIR, SPEC, compiler_report(registers=200, **spills)).us
     assert worst > spilled
     assert refined(keys=replace(clean["keys"], static_smem_bytes=200 * 1024)) == inf
 

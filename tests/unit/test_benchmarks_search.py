@@ -10,8 +10,9 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.outcome import BuildFailed, Ok, Wrong
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.errors import NoCandidateError
 from attention_autotuner.kernels.legality import check
 from attention_autotuner.serving import dispatch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from math import isfinite
 
@@ -18,11 +18,12 @@ from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
-    BY_HAND,
     FITTED,
     Coefficients,
 )
 from tests.candidates import forward
+from tests.compiler_reports import compiler_report
+from tests.recorded_searches import BY_HAND
 
 POLICY = H100()
 NAMES = tuple(field.name for field in fields(Coefficients))
@@ -57,17 +58,8 @@ PROBLEMS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FakeReport:
-    """A compiler's report of kernels that spill outside their loops."""
-
-    name: str = ""
-    registers: int = 128
-    spill_store_bytes: int = 400
-    spill_load_bytes: int = 400
-    static_smem_bytes: int = 0
-    loop_spills: bool | None = False
-    kernels: tuple[FakeReport, ...] = ()
+# Of kernels that spill outside their loops.
+REPORT = compiler_report(spill_store_bytes=400, spill_load_bytes=400, loop_spills=False)
 
 
 def grid() -> Iterator[tuple[Problem, Candidate]]:
@@ -93,13 +85,12 @@ GRID = tuple(grid())
 
 def estimates(coefficients: Coefficients) -> list[Estimate]:
     return [
-        refine(problem, candidate, POLICY.spec, FakeReport(), coefficients)
-        for problem, candidate in GRID
+        refine(problem, candidate, POLICY.spec, REPORT, coefficients) for problem, candidate in GRID
     ]
 
 
 def predicted_us(problem: Problem, candidate: Candidate, coefficients: Coefficients) -> float:
-    return refine(problem, candidate, POLICY.spec, FakeReport(), coefficients).us
+    return refine(problem, candidate, POLICY.spec, REPORT, coefficients).us
 
 
 def changed_kernels(before: list[Estimate], coefficients: Coefficients) -> set[str]:

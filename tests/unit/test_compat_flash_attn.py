@@ -15,7 +15,7 @@ import torch
 from attention_autotuner import compat
 from attention_autotuner.compat import fla, sdpa
 from attention_autotuner.compat import flash_attn as module
-from attention_autotuner.errors import UnsupportedArgumentError, UnsupportedProblemError
+from attention_autotuner.errors import UnsupportedProblemError
 from tests.compat_formulas import (
     LENGTHS,
     Tensors,
@@ -26,6 +26,7 @@ from tests.compat_formulas import (
     make,
     make_three,
 )
+from tests.numerics.packed_sequences import each_sequence, ends_of
 
 flash_attn: Any = module  # as an untyped caller sees it
 torchs: Any = sdpa
@@ -59,6 +60,11 @@ CACHE_OPTIONS = {
     [
         ("flash_attn_func", ["q", "k", "v"], OPTIONS),
         ("flash_attn_with_kvcache", ["q", "k_cache", "v_cache"], CACHE_OPTIONS),
+        (
+            "flash_attn_varlen_func",
+            ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"],
+            {**OPTIONS, "block_table": None},
+        ),
     ],
 )
 def test_arguments_are_the_packages_in_its_order(
@@ -169,16 +175,30 @@ def test_what_no_kernel_of_caches_has_is_refused_by_name(name: str, value: Any) 
     assert torch.equal(k, before)
 
 
+@pytest.mark.parametrize("dim", [16, 20])
 @pytest.mark.parametrize("form", ["", "kvpacked_", "qkvpacked_"])
-def test_packed_sequences_can_be_imported_and_are_refused(form: str) -> None:
+def test_packed_sequences(form: str, dim: int) -> None:
+    lengths, ends = (3, 0, 5), ends_of([3, 0, 5])
+    qkv, q, kv = make((8, 3, 4, dim), (8, 4, dim), (8, 2, 2, dim))
+    tensors = {"": [q, *kv.unbind(1)], "kvpacked_": [q, kv], "qkvpacked_": [qkv]}[form]
+    three = qkv.unbind(1) if form == "qkvpacked_" else (q, *kv.unbind(1))
+    places = (ends, 5) if form == "qkvpacked_" else (ends, ends, 5, 5)
     function = getattr(flash_attn, f"flash_attn_varlen_{form}func")
-    tensors = [torch.zeros(4, 2, 16)] * {"": 3, "kvpacked_": 2, "qkvpacked_": 1}[form]
-    option = "cu_seqlens" if form == "qkvpacked_" else "cu_seqlens_q"
-    lengths = torch.tensor([0, 4], dtype=torch.int32)
-    message = rf"flash_attn_varlen_{form}func .* got {option}=Tensor \[2\]"
-    for arguments, named in (((*tensors, lengths, 4), {}), (tensors, {option: lengths})):
-        with pytest.raises(UnsupportedArgumentError, match=message):
-            function(*arguments, **named)
+    exact = [
+        formula(*(x[rows][None] for x in three), scale=0.3, mask=bottom_right(n, n))
+        for n, (_, rows, _) in zip(lengths, each_sequence(ends, ends), strict=True)
+    ]
+    o, lse, p = function(*tensors, *places, 0.0, 0.3, True, return_attn_probs=True)
+    leaves = [qkv] if form == "qkvpacked_" else [q, kv]
+    check_gradients(o, torch.cat([x[0] for x, _ in exact]), leaves)
+    close(lse, torch.cat([x[0] for _, x in exact], dim=1))
+    assert p.shape == (0,)
+    for option in ({"dropout_p": 0.1}, {"block_table": ends}, {"window_size": (1,)}):
+        if form == "" or "block_table" not in option:
+            with pytest.raises(UnsupportedProblemError, match=next(iter(option))):
+                function(*tensors, *places, **option)
+    with pytest.raises(UnsupportedProblemError, match=r"^(q|kv|qkv) must"):
+        function(*(x[None] for x in tensors), *places)
 
 
 @pytest.mark.parametrize(

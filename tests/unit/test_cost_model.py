@@ -21,7 +21,6 @@ from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
-    BY_HAND,
     FITTED,
     Coefficients,
 )
@@ -30,21 +29,11 @@ from attention_autotuner.kernels.shared.schedule import (
     tiles_of,
 )
 from benchmarks.exhaustive import correlation
-from benchmarks.tuning_logs import Log, read_logs
 from tests.candidates import forward
+from tests.compiler_reports import compiler_report
+from tests.recorded_searches import BY_HAND, Log, read_logs
 
 SPEC = H100().spec
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeReport:
-    name: str = ""
-    registers: int = 128
-    spill_store_bytes: int = 0
-    spill_load_bytes: int = 0
-    static_smem_bytes: int = 0
-    loop_spills: bool | None = None
-    kernels: tuple[FakeReport, ...] = ()
 
 
 # --- the recorded searches ------------------------------------------------------------------------
@@ -238,9 +227,9 @@ def test_calibration_of_perfect_data_stays() -> None:
 def test_calibration_refuses_too_little_data_and_unknown_names() -> None:
     samples = simulated_samples(BY_HAND)
     with pytest.raises(ValueError, match="at least 2 samples"):
-        calibrate(samples[:1])
+        calibrate(samples[:1], BY_HAND)
     with pytest.raises(ValueError, match="speed_of_light"):
-        calibrate(samples, bounds={"speed_of_light": (0.0, 1.0)})
+        calibrate(samples, BY_HAND, bounds={"speed_of_light": (0.0, 1.0)})
 
 
 def test_shipped_coefficients_are_as_good_as_a_fresh_fit_to_the_logs(logs: list[Log]) -> None:
@@ -314,8 +303,7 @@ class Shifted(Problem):
     seqlen_k: int = 500
     offset: int = 0
 
-    @property
-    def causal_offset(self) -> int:
+    def offset_of(self, rows: int, keys: int) -> int:
         """The offset of its own."""
         return self.offset
 
@@ -437,28 +425,28 @@ def test_narrow_copies_cost_instructions() -> None:
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
     candidate = forward()
     (kernel,) = resources.kernels(candidate)
-    report = FakeReport(registers=registers_per_thread(kernel, SPEC))
+    report = compiler_report(registers=registers_per_thread(kernel, SPEC))
     assert refine(Problem(), candidate, SPEC, report) == estimate(Problem(), candidate, SPEC)
 
 
 def test_registers_of_the_report_decide_occupancy() -> None:
     candidate = forward(num_stages=1)
-    few = refine(Problem(), candidate, SPEC, FakeReport(registers=128))
-    many = refine(Problem(), candidate, SPEC, FakeReport(registers=255))
+    few = refine(Problem(), candidate, SPEC, compiler_report(registers=128))
+    many = refine(Problem(), candidate, SPEC, compiler_report(registers=255))
     assert few.occupancy > many.occupancy
 
 
 def test_spills_cost_time_and_less_so_outside_loops() -> None:
-    clean = refine(Problem(), forward(), SPEC, FakeReport())
+    clean = refine(Problem(), forward(), SPEC, compiler_report())
     spills: dict[str, Any] = {"spill_store_bytes": 200, "spill_load_bytes": 200}
-    outside = refine(Problem(), forward(), SPEC, FakeReport(**spills, loop_spills=False))
-    inside = refine(Problem(), forward(), SPEC, FakeReport(**spills, loop_spills=True))
+    outside = refine(Problem(), forward(), SPEC, compiler_report(**spills, loop_spills=False))
+    inside = refine(Problem(), forward(), SPEC, compiler_report(**spills, loop_spills=True))
     assert clean.us < outside.us < inside.us
     assert outside.us < 1.02 * clean.us
 
 
 def test_static_shared_memory_counts() -> None:
-    predicted = refine(Problem(), forward(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
+    predicted = refine(Problem(), forward(), SPEC, compiler_report(static_smem_bytes=200 * 1024))
     assert predicted.us == inf
 
 

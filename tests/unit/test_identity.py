@@ -46,6 +46,7 @@ PROBLEM_FLIPS: dict[str, Any] = {
     "key_bounds": True,
     "modifications": ("softcap",),
     "window_size": (127, 0),
+    "packed_rows": (96, 128),
 }
 CANDIDATE_FLIPS: dict[str, Any] = {
     "dtype": "bf16",

@@ -23,18 +23,23 @@ from attention_autotuner.core.identity import digest16, values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.kernels.configs import candidate_from_config
-from attention_autotuner.kernels.cost_model import rank
+from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.operations.attention.modified import Modifiers, attention_modified
+from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.serving.exports import choose_picks
 from attention_autotuner.tuning.class_pools import class_of, small_problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import distance
+from benchmarks import calls
+from benchmarks.baselines import BASELINES
+from benchmarks.suites import shape
 from tests.fake_kernels import serve_fakes
 from tests.numerics.score_modifications import KINDS, formula
 
 HEADS = 4
+PLAIN = Problem(causal=True)
 SLOPES = torch.tensor([0.5, 0.25, 0.0, 1.0])
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 2)},
@@ -177,15 +182,49 @@ def test_identities_from_before_there_were_modifications_hold() -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("policy", [A100(), H100()], ids=lambda policy: policy.name)
-def test_kernels_without_modifications_are_not_offered(policy: Any, direction: Any) -> None:
-    problem = Problem(direction=direction, **KINDS["softcap"])
-    offered = {candidate.kernel for candidate in policy.legal(problem)}
-    assert offered == {f"scores_{direction}_sm80"}
+def test_kernels_without_a_modification_are_not_offered(policy: Any, direction: Any) -> None:
+    problem = Problem(direction=direction, **KINDS["mask"])
+    offered = policy.candidates(problem)
+    kernels = {point.kernel for point in offered if isinstance(point, Candidate)}
+    assert kernels == {f"scores_{direction}_sm80"}
     wgmma = KERNELS[f"attention_{direction}_sm90"]
-    assert not wgmma.serves_problem(problem)
+    lacking = [x for x in offered if getattr(x, "predicate", "") == "has_modifications"]
+    assert [point.config["kernel"] for point in lacking] == [wgmma.name] * (policy.name == "H100")
+    assert all(x.reason.endswith("family sm80 does that, got attn_mask") for x in lacking)
     knobs: Any = wgmma.default(Problem(direction=direction), H100().spec)
-    with pytest.raises(TypeError, match=r"does not have the score modifications \['softcap'\]"):
+    with pytest.raises(TypeError, match=r"does not have the score modifications \['attn_mask'\]"):
         Candidate.of(problem, knobs)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["window", "softcap", "alibi", "sinks", "bent"])
+def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, direction: Any) -> None:
+    problem = Problem(direction=direction, causal=True, **KINDS[kind])
+    chosen, plain = H100().default(problem), H100().default(replace(PLAIN, direction=direction))
+    assert chosen.kernel == f"attention_{direction}_sm90"
+    assert chosen in H100().legal(problem)
+    assert chosen.knobs == plain.knobs
+    assert {c.family for c in H100().legal(problem)} == {"sm80", "sm90"}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_costs_of_wgmma_kernels_follow_windows_and_modifications(direction: Any) -> None:
+    def time_of(**named: Any) -> float:
+        problem = replace(PLAIN, direction=direction, **named)
+        return estimate(problem, H100().default(problem), H100().spec).us
+
+    full = {"batch": 1, "seqlen_q": 16384, "seqlen_k": 16384}
+    assert time_of(**full) / time_of(**full, window_size=(1023, -1)) > 4.0
+    times = [time_of(**KINDS[kind]) for kind in ("sinks", "alibi", "softcap")]
+    assert times == sorted(times)
+    assert times[0] == time_of()
+
+
+def test_few_queries_split_the_keys_of_their_windows() -> None:
+    problem = Problem(batch=1, heads_q=8, heads_kv=1, seqlen_q=1, seqlen_k=131072, causal=True)
+    whole, near = (H100().default(replace(problem, window_size=(x, -1))) for x in (-1, 1023))
+    assert whole.knobs.splits > 100
+    assert 1 < near.knobs.splits <= 1024 // near.knobs.block_n
 
 
 def test_values_build_nothing() -> None:
@@ -276,3 +315,25 @@ def test_values_reach_the_params(
     assert {problem.modifications for problem in problems} == {("softcap", "sinks")}
     values = [(p.window_left, p.window_right, p.softcap, bool(p.sinks)) for p in seen]
     assert values == [(3, -1, 2.5, True), (4, -1, 1.5, True)]
+
+
+# --- benchmarks ---------------------------------------------------------------------------------------
+
+
+def test_flex_and_ours_bend_scores_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import flex_attention
+
+    make = flex_attention.create_block_mask
+    monkeypatch.setattr(
+        flex_attention, "create_block_mask", lambda *sizes, device: make(*sizes, device="cpu")
+    )
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes")
+    inputs = make_inputs(problem, seed=1, device="cpu")
+    values = (inputs.q, inputs.k, inputs.v, inputs.tensors["alibi_slopes"])
+    expected = calls.ours(problem, None)(*values)
+    o = BASELINES["flex"].function(problem)(*values)
+    torch.testing.assert_close(o, expected, atol=2e-3, rtol=1e-2)
+    plain = BASELINES["plain"].function(problem)(*values)
+    assert torch.equal(plain, flash_attn_func(*values[:3], causal=True))
+    assert not torch.equal(plain, expected)

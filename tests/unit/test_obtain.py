@@ -13,11 +13,11 @@ from attention_autotuner import settings
 from attention_autotuner.arch import A100
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.obtain import obtain
-from attention_autotuner.codegen.report import CompilerReport
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.errors import BuildError, ToolchainError
 
 

@@ -13,9 +13,10 @@ import torch
 
 from attention_autotuner import Decay, flash_attn_func, retention_func, retnet_attn_func
 from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.retention import checks as retention_checks
 from attention_autotuner.api.retention import plan as retention_plan
 from attention_autotuner.api.retnet import plan as retnet_plan
-from attention_autotuner.api.retnet.checks import Rules
+from attention_autotuner.api.retnet.checks import Backward, Forward, Rules
 from tests.fake_kernels import FakeDispatch, serve_fakes
 
 # As an untyped caller sees them.
@@ -94,13 +95,12 @@ def test_retnet(batch: int, rows: int, keys: int, decay: bool) -> None:
 def test_retnet_by_plans(fake: FakeDispatch, batch: int, rows: int, keys: int) -> None:
     q, k, v = tensors = make(batch, rows, keys)
     factors = (torch.randn(4, rows, keys).half(), None, None)
-    o, r = retnet_plan.retnet_forward(q, k, v, factors, RULES, "", True)
+    o, r = retnet_plan.retnet_forward(Forward._make((q, k, v, *factors, *RULES, "", True, False)))
     assert r is not None
     assert torch.equal(o, torch.zeros(batch, 4, rows, 24).half())
     assert torch.equal(r, torch.ones(batch, 4, rows))
-    *gradients, dmask = retnet_plan.retnet_backward(
-        o, q, k, v, factors, None, r, RULES, "", True, False
-    )
+    backward = Backward._make((o, q, k, v, *factors, None, r, *RULES, "", True, False))
+    *gradients, dmask = retnet_plan.retnet_backward(backward)
     check_zeros(gradients, tensors)
     assert dmask is not None
     assert torch.equal(dmask, torch.zeros(4, rows, keys).half())
@@ -138,13 +138,14 @@ def test_retention_of_nothing_in_place() -> None:
 def test_retention_by_plans(fake: FakeDispatch, batch: int, length: int, initial: bool) -> None:
     q, k, v = tensors = make(batch, length, length)
     state = torch.randn(batch, 4, 24, 16).mT if initial else None
-    decays = (None, None)
-    o, final = retention_plan.retention_forward(q, k, v, decays, state, None, "auto", "", True)
+    o, final = retention_plan.retention_forward(
+        retention_checks.Forward(q, k, v, None, None, state, None, "auto", "", True)
+    )
     assert final is not None
     assert torch.equal(o, torch.zeros(batch, 4, length, 24).half())
     assert torch.equal(final, torch.zeros(batch, 4, 16, 24) if state is None else state)
     *gradients, dstate, dlog2 = retention_plan.retention_backward(
-        o, final, q, k, v, decays, state, None, "", True, True
+        retention_checks.Backward(o, final, q, k, v, None, None, state, None, "", True, True)
     )
     check_zeros(gradients, tensors)
     assert dstate is not None
@@ -154,7 +155,8 @@ def test_retention_by_plans(fake: FakeDispatch, batch: int, length: int, initial
     if state is not None:
         dense = state.contiguous()
         o, nothing = retention_plan.retention_forward(
-            q, k, v, decays, dense, None, "auto", "", False, in_place=True
+            retention_checks.Forward(q, k, v, None, None, dense, None, "auto", "", False),
+            in_place=True,
         )
         assert nothing is None
         assert torch.equal(dense, state)

@@ -22,6 +22,7 @@ from attention_autotuner.api.retention import (
 from attention_autotuner.api.retention import (
     plan as retention_plan,
 )
+from attention_autotuner.api.retention.checks import Backward, Forward
 from attention_autotuner.core import abi
 from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.errors import UnsupportedProblemError
@@ -94,33 +95,26 @@ class Call:
     def forward(
         self, *, return_state: bool = True, in_place: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return retention_plan.retention_forward(
-            self.q,
-            self.k,
-            self.v,
-            (self.log2, self.gamma),
-            self.state,
-            self.scale,
-            self.form,
-            self.device_type,
-            return_state,
-            in_place,
-        )
+        inputs = (self.q, self.k, self.v, self.log2, self.gamma, self.state)
+        call = Forward(*inputs, self.scale, self.form, self.device_type, return_state)
+        return retention_plan.retention_forward(call, in_place)
 
     def backward(self) -> retention_plan.Gradients:
-        return retention_plan.retention_backward(
+        call = Backward(
             self.grad_o,
             self.grad_state,
             self.q,
             self.k,
             self.v,
-            (self.log2, self.gamma),
+            self.log2,
+            self.gamma,
             self.state,
             self.scale,
             self.device_type,
             self.need_state,
             self.need_gamma,
         )
+        return retention_plan.retention_backward(call)
 
     def true_value(self) -> tuple[torch.Tensor, torch.Tensor]:
         return retention_recurrent(
@@ -363,12 +357,12 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
         before = empty(call.state)
         gamma = None
         o, state = retention_plan.retention_forward(
-            q, k, v, (None, gamma), before, None, "auto", "", True
+            Forward(q, k, v, None, gamma, before, None, "auto", "", True)
         )
         assert state is not None
         assert (o.shape, state.shape) == ((*q.shape[:3], 24), before.shape)
         results = retention_plan.retention_backward(
-            o, state, q, k, v, (None, gamma), before, None, "", True, True
+            Backward(o, state, q, k, v, None, gamma, before, None, "", True, True)
         )
         assert results[4] is not None
         assert torch.equal(results[4], torch.zeros(q.shape[1]))

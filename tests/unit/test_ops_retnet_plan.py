@@ -18,7 +18,7 @@ import torch
 from attention_autotuner import settings
 from attention_autotuner.api.retnet import autograd as retnet_autograd
 from attention_autotuner.api.retnet import plan as retnet_plan
-from attention_autotuner.api.retnet.checks import Factors, Rules
+from attention_autotuner.api.retnet.checks import Backward, Forward, Rules
 from attention_autotuner.api.shared import gammas, launch
 from attention_autotuner.core import abi
 from attention_autotuner.core.problem import Problem
@@ -88,7 +88,7 @@ class Call:
         self.grad_o = torch.randn(shape, generator=generator).half()
 
     @property
-    def factors(self) -> Factors:
+    def factors(self) -> tuple[Any, Any, Any]:
         return self.mask, self.log2, self.gamma
 
     @property
@@ -105,26 +105,22 @@ class Call:
         return (self.q, self.k, self.v, mask), options
 
     def forward(self, *, return_r: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+        inputs = (self.q, self.k, self.v, *self.factors, *self.rules)
         return retnet_plan.retnet_forward(
-            self.q, self.k, self.v, self.factors, self.rules, self.device_type, return_r
+            Forward._make((*inputs, self.device_type, return_r, False))
         )
 
     def backward(self) -> retnet_plan.Gradients:
         tensors, options = self.reference
         o, r = retnet_attention(*tensors, **options)
-        return retnet_plan.retnet_backward(
-            self.grad_o,
-            self.q,
-            self.k,
-            self.v,
-            self.factors,
+        saved = (
             o.half() if self.rules.r_grad else None,
             r.float() if self.rules.normalize else None,
-            self.rules,
-            self.device_type,
-            self.need_dmask,
-            self.deterministic,
         )
+        inputs = (self.grad_o, self.q, self.k, self.v, *self.factors)
+        wanted = (self.need_dmask, self.deterministic)
+        call = Backward._make((*inputs, *saved, *self.rules, self.device_type, *wanted))
+        return retnet_plan.retnet_backward(call)
 
     def check_results(self, o: torch.Tensor, r: torch.Tensor | None) -> None:
         tensors, options = self.reference
@@ -324,13 +320,14 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     for empty in (lambda x: x[:0], lambda x: x[:, :0]):
         q, k, v = empty(call.q), empty(call.k), empty(call.v)
         mask = torch.ones(1, 7, 8).half()
-        factors: Factors = (mask, None, None)
-        o, r = retnet_plan.retnet_forward(q, k, v, factors, RULES, "", True)
+        factors = (mask, None, None)
+        o, r = retnet_plan.retnet_forward(
+            Forward._make((q, k, v, *factors, *RULES, "", True, False))
+        )
         assert r is not None
         assert (o.shape, r.shape) == ((*q.shape[:3], 24), q.shape[:3])
-        dq, dk, dv, dmask = retnet_plan.retnet_backward(
-            o, q, k, v, factors, None, r, RULES, "", True, False
-        )
+        backward = Backward._make((o, q, k, v, *factors, None, r, *RULES, "", True, False))
+        dq, dk, dv, dmask = retnet_plan.retnet_backward(backward)
         assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in (q, k, v)]
         assert dmask is not None
         assert torch.equal(dmask, torch.zeros_like(mask))
@@ -358,10 +355,10 @@ def test_the_function_beside_the_dispatcher(fake: FakeDispatch) -> None:
         call = Call(rules=rules)
         assert call.mask is not None
         tensors = [x.requires_grad_() for x in (call.q, call.k, call.v, call.mask)]
-        o, r = retnet_autograd.RetNetFunction.apply(*tensors, None, None, rules, "", True, False)
+        o, r = retnet_autograd.RetNetFunction.apply(*tensors, None, None, *rules, "", True, False)
         assert not r.requires_grad
         results = torch.autograd.grad(o, tensors, call.grad_o)
-        alone = retnet_autograd.RetNetFunction.apply(*tensors, None, None, rules, "", False, False)
+        alone = retnet_autograd.RetNetFunction.apply(*tensors, None, None, *rules, "", False, False)
         assert torch.equal(alone, o)
         again = torch.autograd.grad(alone, tensors[:3], call.grad_o)
         for x in tensors:

@@ -238,17 +238,33 @@ def test_nothing_is_carried_over_without_a_disassembler(
     assert "cuobjdump" in capsys.readouterr().err
 
 
+def test_a_digest_that_counts_the_code_of_the_host_is_taken_again_while_the_source_holds(
+    store: RecordStore, capsys: Capture
+) -> None:
+    former = "1" * 64
+    store.put(record(timed(PICK, SOURCE, former)))
+    store.put(record(timed(PICK, "before", former), replace(PROBLEM, causal=True)))
+    before = said(capsys, "verify", status=1)["records"]
+    assert sorted(item["proof"] or item["field"] for item in before) == ["source", "source_digest"]
+    answer = said(capsys, "rekey", status=1)
+    assert answer["states"] == {"filled": 1, "unknown": 1, "valid": 2}
+    codes = {item.picked.source_digest: item.picked.code_digest for _, item in store.records()}
+    assert codes == {SOURCE: "code", "before": None}
+
+
+@pytest.mark.parametrize("former", [None, "1" * 64])
 def test_an_artifact_from_before_code_digests_is_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str | None
 ) -> None:
     library = tmp_path / "library.so"
     library.write_bytes(b"code")
     store = Store(tmp_path / "store")
     artifact = Artifact(
         name=PICK.name, digest="1" * 64, path=library, report=parse_ptxas(""), kernel_digest="k",
-        target=TARGET, toolchain=COMPILER, build_seconds=1.0, build_peak_bytes=1,
+        target=TARGET, toolchain=COMPILER, build_seconds=1.0, build_peak_bytes=1, code_digest=former,
     )  # fmt: skip
     artifact = store.publish(source="", library=library, log="", artifact=artifact)
+    artifact = Artifact.from_json(artifact.to_json(), artifact.path)
     batches = []
 
     def build(kernels: Any, target: BuildTarget, **options: Any) -> list[Any]:

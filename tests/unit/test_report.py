@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.codegen.report import parse_ptxas
+from attention_autotuner.core.report import CompilerReport
 
 OUTPUT = Path(__file__).with_name("compiler_output")
 

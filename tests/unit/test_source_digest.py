@@ -16,7 +16,7 @@ KERNEL = render(A100().default(Problem(dim_qk=64, dim_v=64)))
 
 
 def spelled(text: str) -> list[str]:
-    return list(tokens(text))
+    return tokens(text)
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -40,11 +40,16 @@ def spelled(text: str) -> list[str]:
         ('"two \\\nparts"', ['"two parts"']),
         ('R"(kept \\\nas it is)"', ['R"(kept \\\nas it is)"']),
         ("größe", ["größe"]),
+        ("a \t", ["a"]),
+        ("", []),
+        ("case'a': x // the end", ["case", "'a'", ":", "x"]),
     ],
 )
 def test_tokens_are_those_of_the_language(text: str, expected: list[str]) -> None:
     assert spelled(text) == expected
-    assert spelled(text.replace("\n", "\r\n"))[:1] == [expected[0].replace("\n", "\r\n")]
+    assert spelled(text.replace("\n", "\r\n"))[:1] == [
+        item.replace("\n", "\r\n") for item in expected[:1]
+    ]
 
 
 def test_a_directive_ends_with_its_line() -> None:

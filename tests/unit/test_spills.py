@@ -10,10 +10,11 @@ import pytest
 
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.tuning import tune
 from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.records import RecordStore

@@ -14,6 +14,7 @@ from attention_autotuner import flash_attn_func, retention_func, retnet_attn_fun
 from attention_autotuner.api.attention.autograd import AttentionFunction
 from attention_autotuner.api.retention import plan as retention_plan
 from attention_autotuner.api.retention.autograd import RetentionFunction
+from attention_autotuner.api.retention.checks import Forward
 from attention_autotuner.api.retnet.autograd import RetNetFunction
 from attention_autotuner.api.retnet.checks import Rules
 from attention_autotuner.api.shared import launch, planning
@@ -84,7 +85,7 @@ LOG2 = torch.tensor(GAMMA).log2()
 
 def by_mask(q: Any, k: Any, v: Any, mask: Any, log2: Any, gamma: Any) -> Any:
     rules = Rules(1.0, False, True, None, False)
-    return RetNetFunction.apply(q, k, v, mask, log2, gamma, rules, "", False, False)
+    return RetNetFunction.apply(q, k, v, mask, log2, gamma, *rules, "", False, False)
 
 
 # What plain GPU tensors run, and what CPU tensors do.
@@ -144,7 +145,7 @@ def test_the_reference_overwrites_a_state_in_place(machine: Machine) -> None:
     q, k, v, state = (x.detach() for x in tensors(state=True))
     expected_o, expected = retention_func(q, k, v, initial_state=state.clone())
     o, rest = retention_plan.retention_forward(
-        q, k, v, (None, None), state, None, "auto", "", False, in_place=True
+        Forward(q, k, v, None, None, state, None, "auto", "", False), in_place=True
     )
     assert rest is None
     assert torch.equal(o, expected_o)

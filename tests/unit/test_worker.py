@@ -249,3 +249,13 @@ def test_nothing_is_left_of_a_worker_whose_caller_ends(how: signal.Signals) -> N
     caller.wait(10)
     caller.stdout.close()
     wait_until_gone(child, server)
+
+
+def test_processes_that_begin_get_the_bound_on_memory_of_that_moment(worker: Worker) -> None:
+    assert worker.call("memory") is None
+    worker.memory_bytes = 1 << 30
+    assert worker.call("memory") is None
+    worker.renew()
+    assert worker.call("memory") == 1 << 30
+    worker.memory_bytes = None
+    worker.renew()

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from .attention.function import flash_attn_func
+from .attention.varlen import flash_attn_varlen_func
 from .retention.function import retention_func
 from .retnet.function import RetNetAttnFunc, retnet_attn_func
 from .shared.gammas import Decay
 
-__all__ = ["Decay", "RetNetAttnFunc", "flash_attn_func", "retention_func", "retnet_attn_func"]
+__all__ = [
+    "Decay",
+    "RetNetAttnFunc",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "retention_func",
+    "retnet_attn_func",
+]

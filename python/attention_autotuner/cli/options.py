@@ -23,6 +23,7 @@ from ..core.problem import (
     FORMS,
     MASKS,
     NO_WINDOW,
+    NOT_PACKED,
     Mask,
     Problem,
     operations,
@@ -205,6 +206,8 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--window-size", type=window, metavar="LEFT,RIGHT", help=words)
     words = f"of attention: what bends its scores, of {', '.join(VALUED)}; default: nothing"
     option("--modifications", type=names_of, metavar="NAMES", help=words)
+    words = "of attention: rows of q and k in all packed sequences, --batch of up to --seqlen; default: none"
+    option("--packed-rows", type=window, metavar="ROWS_Q,ROWS_K", help=words)
     usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
     parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
 
@@ -267,6 +270,7 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
         dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
         window_size=a.window_size or NO_WINDOW,
+        packed_rows=a.packed_rows or NOT_PACKED,
         modifications=a.modifications or (),
         causal=a.causal or semantics.is_causal(mask),
         **{name: getattr(a, name) for name in SAME_NAMES},

@@ -6,17 +6,18 @@ Options that no kernel here has are an ``UnsupportedArgumentError``, unless at t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from ..api.attention.modified import check_modifiers, check_window
+from .. import api
+from ..api.attention.checks import check_window
+from ..api.attention.modified import check_modifiers
 from ..api.shared import checks
 from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
-from ..errors import UnsupportedArgumentError, UnsupportedProblemError
+from ..errors import UnsupportedProblemError
 from ..operations.attention.modified import Modifiers
-from .tensors import attention, check_tensor
+from .tensors import attention, check_tensor, of_any_dims
 
 __version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
 
@@ -194,14 +195,102 @@ def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, ends: torch.Tensor) -> N
             cache[entries, rows] = new
 
 
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+) -> Any:
+    """Attention of packed sequences, with gradients.
+
+    Args:
+        q: ``[total_q, heads_q, dim]``, the sequences one after the other; see :func:`flash_attn_func`.
+        k: ``[total_k, heads_kv, dim]``.
+        v: ``[total_k, heads_kv, dim_v]``.
+        cu_seqlens_q: int32 ``[sequences + 1]`` on q's device, from 0: where each sequence ends.
+        cu_seqlens_k: the same of keys.
+        max_seqlen_q: the greatest length, as is max_seqlen_k.
+        max_seqlen_k: see max_seqlen_q.
+        dropout_p: as of :func:`flash_attn_func`, as are the options that follow.
+        softmax_scale: see dropout_p.
+        causal: the last query of a sequence sees all of its keys.
+        window_size: see dropout_p.
+        softcap: see dropout_p.
+        alibi_slopes: fp32 ``[heads_q]`` or ``[sequences, heads_q]``, or None.
+        deterministic: see dropout_p.
+        return_attn_probs: return ``(o, lse, p)``, with lse ``[heads_q, total_q]``.
+        block_table: must be None.
+
+    Returns:
+        o ``[total_q, heads_q, dim_v]``.
+
+    Raises:
+        UnsupportedArgumentError: an option is not what it must be.
+        UnsupportedProblemError: the tensors are outside what the kernels support.
+    """
+    off = {"dropout_p": dropout_p, "block_table": block_table}
+    refuse_others(flash_attn_varlen_func, off, ATTENTION)
+    result = of_any_dims(
+        api.flash_attn_varlen_func,
+        3,
+        *(q, k, v, softmax_scale),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        causal=causal,
+        window_size=_window(window_size),
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        deterministic=deterministic or None,
+        return_lse=return_attn_probs,
+    )
+    return (*result, q.new_empty(0)) if return_attn_probs else result
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, *options: Any, **named: Any
+) -> Any:
+    """:func:`flash_attn_varlen_func` of q, k and v in one tensor ``[total, 3, heads, dim]``, without a copy."""
+    q, k, v = _unpacked("qkv", qkv, 3, 1)
+    lengths: Any = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(q, k, v, *lengths, *options, **named)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, *options: Any, **named: Any
+) -> Any:
+    """:func:`flash_attn_varlen_func` of k and v in one tensor ``[total_k, 2, heads_kv, dim]``, without a copy."""
+    k, v = _unpacked("kv", kv, 2, 1)
+    return flash_attn_varlen_func(q, k, v, *options, **named)
+
+
+def _window(window: Any) -> Any:
+    """A window whose negative sides are no bound."""
+    if isinstance(window, (list, tuple)):
+        return tuple(max(x, -1) if isinstance(x, int) else x for x in window)
+    return window
+
+
 def _bent(q: torch.Tensor, window: Any, softcap: Any, slopes: Any) -> dict[str, Any]:
     """The options of ``flash_attn_func`` that bend scores, checked against q; negative sides of a window are no bound.
 
     Raises:
         UnsupportedProblemError: one is out of range, or no fp32 tensor of the right shape.
     """
-    if isinstance(window, (list, tuple)):
-        window = tuple(max(x, -1) if isinstance(x, int) else x for x in window)
+    window = _window(window)
     if slopes is not None:
         check_tensor("alibi_slopes", slopes)
     window, softcap = check_window(window), as_float("softcap", softcap)
@@ -210,33 +299,11 @@ def _bent(q: torch.Tensor, window: Any, softcap: Any, slopes: Any) -> dict[str, 
     return {"window_size": window, "softcap": softcap, "alibi_slopes": slopes}
 
 
-def _unpacked(name: str, x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+def _unpacked(name: str, x: torch.Tensor, count: int, axis: int = 2) -> tuple[torch.Tensor, ...]:
     check_tensor(name, x)
+    rows = "batch, seqlen" if axis == 2 else "rows"
     checks.fail_unless(
-        x.dim() == 5 and x.shape[2] == count,
-        f"{name} must be [batch, seqlen, {count}, heads, dim], got {list(x.shape)}",
+        x.dim() == axis + 3 and x.shape[axis] == count,
+        f"{name} must be [{rows}, {count}, heads, dim], got {list(x.shape)}",
     )
-    return x.unbind(2)
-
-
-def _without_packing(name: str, option: str, place: int) -> Callable[..., NoReturn]:
-    """A function of packed sequences, which are not computed here: callers import it beside the others."""
-
-    def refuse(*arguments: Any, **named: Any) -> NoReturn:
-        lengths = named.get(option, arguments[place] if place < len(arguments) else None)
-        raise UnsupportedArgumentError(
-            f"{name} needs packed sequences, which no kernel here reads: pad the batch, or call flash_attn_func once "
-            f"for each sequence, got {option}={checks.shown(lengths)}"
-        )
-
-    refuse.__name__ = refuse.__qualname__ = name
-    return refuse
-
-
-flash_attn_varlen_func = _without_packing("flash_attn_varlen_func", "cu_seqlens_q", 3)
-flash_attn_varlen_kvpacked_func = _without_packing(
-    "flash_attn_varlen_kvpacked_func", "cu_seqlens_q", 2
-)
-flash_attn_varlen_qkvpacked_func = _without_packing(
-    "flash_attn_varlen_qkvpacked_func", "cu_seqlens", 1
-)
+    return x.unbind(axis)

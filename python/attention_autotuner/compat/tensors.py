@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,17 +49,36 @@ def attention(
     Raises:
         UnsupportedProblemError: as ``flash_attn_func`` does.
     """
+    return of_any_dims(flash_attn_func, 4, q, k, v, softmax_scale, layout=layout, **options)
+
+
+def of_any_dims(
+    function: Callable[..., Any],
+    ndim: int,
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    **options: Any,
+) -> Any:
+    """A function of q, k and v ``[..., dim]``, of ``ndim`` dimensions, of any strides and head dims.
+
+    Raises:
+        UnsupportedProblemError: they have other dimensions, or as the function does.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x)
-        checks.fail_unless(x.dim() == 4, f"{name} must have 4 dimensions, got {list(x.shape)}")
-    dim, dim_v = q.shape[3], v.shape[3]
+        checks.fail_unless(
+            x.dim() == ndim, f"{name} must have {ndim} dimensions, got {list(x.shape)}"
+        )
+    dim, dim_v = q.shape[-1], v.shape[-1]
     checks.fail_unless(
-        dim == k.shape[3], f"q and k must have the same dim, got {dim} and {k.shape[3]}"
+        dim == k.shape[-1], f"q and k must have the same dim, got {dim} and {k.shape[-1]}"
     )
     if softmax_scale is None and dim % checks.VECTOR_ELEMENTS:
         softmax_scale = dim**-0.5
     q, k, v = (_padded(x) for x in (q, k, v))
-    result = flash_attn_func(q, k, v, layout=layout, softmax_scale=softmax_scale, **options)
+    result = function(q=q, k=k, v=v, softmax_scale=softmax_scale, **options)
     if dim_v % checks.VECTOR_ELEMENTS == 0:
         return result
     if isinstance(result, tuple):

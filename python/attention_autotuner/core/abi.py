@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 1004
+ABI_VERSION = 1005
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -56,6 +56,10 @@ MODIFIED = (
     *_named(ctypes.c_int64, "attn_mask_stride_column"),
     *_named(ctypes.c_int32, "attn_mask_kind"),
 )
+PACKED = (
+    *_named(ctypes.c_void_p, "cu_seqlens_q cu_seqlens_k"),
+    *_named(ctypes.c_int32, "total_q total_k"),
+)
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 
 
@@ -71,6 +75,7 @@ class AttentionForwardParams(ctypes.Structure):
         *_named(ctypes.c_void_p, "seqlens_k starts_k"),
         *_named(ctypes.c_int32, "causal_from_end splits"),
         *MODIFIED,
+        *PACKED,
     )
 
 
@@ -85,6 +90,8 @@ class AttentionBackwardParams(ctypes.Structure):
         *_named(ctypes.c_float, "softmax_scale"),
         *MODIFIED,
         *_named(ctypes.c_void_p, "dsinks"),
+        *PACKED,
+        *_named(ctypes.c_int32, "causal_from_end"),
     )
 
 

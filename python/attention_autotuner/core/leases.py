@@ -102,9 +102,8 @@ class Lease:
         self.path = path
         self.is_held = False
         self._text = b""
-        self._seen: tuple[bytes, int] | None = (
-            None  # owner and last touch, when it was last looked at
-        )
+        # Owner and last touch, when it was last looked at.
+        self._seen: tuple[bytes, int] | None = None
         self._since = 0.0
 
     def attempt(self) -> bool:

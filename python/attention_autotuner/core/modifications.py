@@ -1,4 +1,4 @@
-"""The names of what bends the scores of attention between scale and softmax."""
+"""The names of what bends the scores of attention between scale and softmax, and of what says which there are."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from .operation import require
 
 WINDOW = "window"
+PACKED = "packed"
 VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks")
 """Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
-MODIFICATIONS = (*VALUED, WINDOW)
+MODIFICATIONS = (*VALUED, WINDOW, PACKED)
 """All that kernels are compiled with."""
 
 

@@ -19,8 +19,11 @@ def require(condition: bool, message: str) -> None:
 
 
 def visible_pairs(problem: Problem) -> int:
-    """Pairs of a row and a key that it sees, by causal mask and window, of one head."""
-    rows, keys = problem.seqlen_q, problem.seqlen_k
+    """Pairs of a row and a key that it sees, by causal mask and window, of one head of one batch entry."""
+    return sum(_visible_pairs(problem, rows, keys) for rows, keys in problem.lengths)
+
+
+def _visible_pairs(problem: Problem, rows: int, keys: int) -> int:
     left, right = problem.window
 
     def seen_below(end: int) -> int:
@@ -31,7 +34,7 @@ def visible_pairs(problem: Problem) -> int:
 
         return below(rows + end) - below(end)
 
-    offset = problem.causal_offset
+    offset = problem.offset_of(rows, keys)
     return seen_below(offset + right + 1) - seen_below(offset - left)
 
 
@@ -85,6 +88,12 @@ class Semantics:
             not problem.compiled_modifications or self.takes_modifications,
             f"score modifications are for attention, got {problem.compiled_modifications} for {self.op}",
         )
+        for other in ("attn_mask", "key_bounds"):
+            require(
+                not problem.packed
+                or not (other in problem.modifications or getattr(problem, other, False)),
+                f"packed sequences take no {other}, got packed_rows={problem.packed_rows}",
+            )
         require(
             problem.causal or not self.is_causal(problem.mask),
             f"{self.op} with decay is causal, got causal=False",
@@ -127,6 +136,9 @@ class Semantics:
             fewer_keys: an odd length of keys that leaves queries without any of their own.
         """
         odd = replace(problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        if problem.packed:
+            rows_q, rows_k = (problem.batch * x // 3 + 1 for x in (seqlen_q, seqlen_k))
+            odd = replace(odd, packed_rows=(rows_q, rows_k))
         if self.is_causal(problem.mask):
             return [odd, replace(odd, seqlen_k=fewer_keys)]
         return [replace(odd, causal=False), replace(odd, causal=True)]
@@ -135,15 +147,17 @@ class Semantics:
         """Floating-point operations by the field's convention, halved when causal.
 
         Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice. With a
-        window, the pairs of a row and a key that it sees take the place of sq sk.
+        window, the pairs of a row and a key that it sees take the place of sq sk; of packed sequences, they are
+        summed up.
         """
-        full = 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
+        of_pair = 2 * problem.extents[0] * problem.heads_q
         if problem.direction == "forward":
-            full *= problem.dim_qk + problem.dim_v
+            of_pair *= problem.dim_qk + problem.dim_v
         else:
-            full *= 3 * problem.dim_qk + 2 * problem.dim_v
+            of_pair *= 3 * problem.dim_qk + 2 * problem.dim_v
         if problem.window_size != (-1, -1):
-            return full * visible_pairs(problem) // (problem.seqlen_q * problem.seqlen_k)
+            return of_pair * visible_pairs(problem)
+        full = of_pair * sum(rows * keys for rows, keys in problem.lengths)
         return full // 2 if problem.causal else full
 
     def bytes_moved(self, problem: Problem) -> int:
@@ -152,8 +166,8 @@ class Semantics:
         Forward: q, k, v and o. Backward: q, k, v, o, the gradient of o and those of q, k, v, and the LSE in fp32. An
         explicit mask of every head is read.
         """
-        rows_q = problem.batch * problem.heads_q * problem.seqlen_q
-        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        batch, of_q, of_k = problem.extents
+        rows_q, rows_k = batch * problem.heads_q * of_q, batch * problem.heads_kv * of_k
         scores = problem.heads_q * problem.seqlen_q * problem.seqlen_k
         more = 2 * scores if problem.mask == "explicit" else 0
         dims = problem.dim_qk + problem.dim_v

@@ -13,8 +13,9 @@ from functools import cache
 from typing import Any, Literal
 
 from .identity import LATER
-from .modifications import VALUED, WINDOW, in_order
+from .modifications import PACKED, VALUED, WINDOW, in_order
 from .operation import Semantics, require
+from .packing import typical_lengths
 
 Op = str  # a name in operations.registry
 Direction = Literal["forward", "backward"]
@@ -36,6 +37,7 @@ EXTENTS = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k")
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
 DIM_PADDING = 16  # elements; head dims are compiled for its next multiple, the k of one mma.sync
 NO_WINDOW = (-1, -1)
+NOT_PACKED = (0, 0)
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
@@ -110,6 +112,8 @@ class Problem:
             values are no part of a problem.
         window_size: of attention: the keys that a row sees before and after its diagonal, -1 for no bound. It holds
             besides ``causal``.
+        packed_rows: of attention: the rows of q and of k in all sequences together, where these lie one after the other
+            in one batch entry; ``batch`` then counts them, and ``seqlen_q`` and ``seqlen_k`` are the greatest lengths.
 
     Raises:
         UnsupportedProblemError: a field is outside these limits.
@@ -134,6 +138,7 @@ class Problem:
     key_bounds: bool = field(default=False, metadata=LATER)
     modifications: tuple[str, ...] = field(default=(), metadata=LATER)
     window_size: tuple[int, int] = field(default=NO_WINDOW, metadata=LATER)
+    packed_rows: tuple[int, int] = field(default=NOT_PACKED, metadata=LATER)
 
     def __post_init__(self) -> None:
         self._require_one("op", operations())
@@ -180,6 +185,15 @@ class Problem:
             f"window_size must be two integers from -1 to 2**30, got {window!r}",
         )
         object.__setattr__(self, "window_size", tuple(window))  # records have lists
+        rows: Any = self.packed_rows
+        require(
+            isinstance(rows, (tuple, list))
+            and len(rows) == 2
+            and all(_is_integer(x) and 0 <= x <= MAX_EXTENT for x in rows)
+            and (rows[0] > 0) == (rows[1] > 0),
+            f"packed_rows must be two integers from 1 to 2**30, or (0, 0), got {rows!r}",
+        )
+        object.__setattr__(self, "packed_rows", tuple(rows))
         self.semantics.check(self)
 
     def _require_one(self, name: str, words: tuple[str, ...], place: str = "") -> None:
@@ -214,13 +228,39 @@ class Problem:
     @property
     def causal_offset(self) -> int:
         """Row i sees keys j <= i + causal_offset (meaningful when ``causal``)."""
-        return self.seqlen_k - self.seqlen_q if self.causal_alignment == "bottom_right" else 0
+        return self.offset_of(self.seqlen_q, self.seqlen_k)
+
+    def offset_of(self, rows: int, keys: int) -> int:
+        """The causal offset of a sequence of its own lengths."""
+        return keys - rows if self.causal_alignment == "bottom_right" else 0
+
+    @property
+    def packed(self) -> bool:
+        """True where sequences lie one after the other in one batch entry."""
+        return self.packed_rows != NOT_PACKED
+
+    @property
+    def extents(self) -> tuple[int, int, int]:
+        """Batch entries of its tensors, and in each the rows of q and of k."""
+        return (1, *self.packed_rows) if self.packed else (self.batch, self.seqlen_q, self.seqlen_k)
+
+    @property
+    def lengths(self) -> tuple[tuple[int, int], ...]:
+        """Rows of q and of k in each sequence of a batch entry; those of packed sequences are typical ones."""
+        if not self.packed:
+            return ((self.seqlen_q, self.seqlen_k),)
+        of_q, of_k = (
+            typical_lengths(self.batch, rows, longest)
+            for rows, longest in zip(self.packed_rows, (self.seqlen_q, self.seqlen_k), strict=True)
+        )
+        return tuple(zip(of_q, of_k, strict=True))
 
     @property
     def compiled_modifications(self) -> tuple[str, ...]:
-        """The modifications that its kernels are compiled with; a window, if any, is one of them."""
+        """The modifications that its kernels are compiled with; a window is one of them, and so is packing."""
         windowed = (WINDOW,) if self.window_size != NO_WINDOW else ()
-        return in_order((*self.modifications, *windowed))
+        packed = (PACKED,) if self.packed else ()
+        return in_order((*self.modifications, *windowed, *packed))
 
     @property
     def window(self) -> tuple[int, int]:
@@ -239,13 +279,16 @@ class Problem:
         return self.semantics.bytes_moved(self)
 
     def bucketed(self) -> Problem:
-        """The same problem with sequence lengths rounded up to their record buckets."""
+        """The same problem with sequence lengths, and the number of packed ones, rounded up to their record buckets."""
         left, right = (x if x <= 0 else bucket_seqlen(x) for x in self.window_size)
+        rows_q, rows_k = (x and bucket_seqlen(x) for x in self.packed_rows)
         return replace(
             self,
             seqlen_q=bucket_seqlen(self.seqlen_q),
             seqlen_k=bucket_seqlen(self.seqlen_k),
             window_size=(left, right),
+            packed_rows=(rows_q, rows_k),
+            batch=1 << (self.batch - 1).bit_length() if self.packed else self.batch,
         )
 
     def describe(self) -> str:
@@ -264,6 +307,7 @@ class Problem:
         if self.window_size != NO_WINDOW:
             mask += " window {}:{}".format(*self.window_size)
         mask += "".join(f" {name.replace('_', '-')}" for name in self.modifications)
+        mask += " packed {}x{}".format(*self.packed_rows) if self.packed else ""
         op = self.op if self.form == "auto" else f"{self.op} {self.form}"
         mask += self.semantics.describe(self)
         return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"

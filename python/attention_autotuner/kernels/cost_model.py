@@ -15,19 +15,13 @@ from collections.abc import Iterable
 from ..arch.spec import ArchSpec
 from ..core.candidate import Candidate
 from ..core.problem import Problem
+from ..core.report import CompilerReport, Counts
 from .registry import kernel_of
 from .shared.coefficients import FITTED, Coefficients
-from .shared.estimates import (
-    Estimate,
-    Report,
-    ResourceReport,
-    Usage,
-    expected_usage,
-    reported_usage,
-)
+from .shared.estimates import Estimate, Usage, expected_usage, reported_usage
 from .shared.passes import Pass
 
-__all__ = ["Estimate", "Report", "Usage", "estimate", "pass_named", "predict", "rank", "refine"]
+__all__ = ["Estimate", "Usage", "estimate", "pass_named", "predict", "rank", "refine"]
 
 
 def estimate(
@@ -43,7 +37,7 @@ def refine(
     problem: Problem,
     candidate: Candidate,
     spec: ArchSpec,
-    report: Report,
+    report: CompilerReport,
     coefficients: Coefficients = FITTED,
 ) -> Estimate:
     """Predict a built candidate's time with the compiler's registers, spills and static shared memory."""
@@ -61,7 +55,7 @@ def pass_named(candidate: Candidate, symbol: str) -> str | None:
     return next((launch.needs.name for launch in named), None)
 
 
-def report_of(launch: Pass, report: Report) -> ResourceReport:
+def report_of(launch: Pass, report: CompilerReport) -> Counts:
     """A compiler's report of a pass: of its own kernel where that has a name, else of the worst of all kernels."""
     if not launch.symbol:
         return report

@@ -68,12 +68,14 @@ class Kernel(Protocol[K]):
         renamed: old -> new names of knobs and words, for records that were written before.
         pruning: named rules for what never pays, so that the space stays small enough to rank.
         headings: of the cells that candidates have in tables.
+        lacks_because: why it has not all score modifications.
         spills_in_loop: whether every spill counts as one inside a loop: its loop holds no MMAs to find it by.
     """
 
     knobs: type[K]
     renamed: ClassVar[Mapping[str, str]] = {}
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = {}
+    lacks_because: ClassVar[str] = ""
     spills_in_loop: ClassVar[bool] = False
     headings: ClassVar[tuple[str, ...]] = FORWARD_COLUMNS
 
@@ -92,12 +94,17 @@ class Kernel(Protocol[K]):
         """The operations, directions and score modifications that it computes."""
         return self.knobs.serves
 
+    def lacks(self, problem: Problem) -> tuple[str, ...] | None:
+        """The modifications of a problem that it does not have; None where it does not compute the operation at all."""
+        if (problem.op, problem.direction, problem.score) not in self.serves:
+            return None
+        return tuple(
+            name for name in problem.compiled_modifications if name not in self.knobs.modifications
+        )
+
     def serves_problem(self, problem: Problem) -> bool:
         """True where it computes a problem's operation with its modifications."""
-        service = (problem.op, problem.direction, problem.score)
-        return service in self.serves and self.knobs.modifications.issuperset(
-            problem.compiled_modifications
-        )
+        return self.lacks(problem) == ()
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..arch.spec import ArchSpec
-from ..core.candidate import Candidate, Family, Rejection
+from ..core.candidate import Candidate, Family, Rejection, rejected
 from ..core.problem import Direction, Op, Problem
 from .attention_backward_sm90.kernel import AttentionBackwardSm90
 from .attention_forward_sm90.kernel import AttentionForwardSm90
@@ -65,11 +65,19 @@ def candidates(
     problem: Problem, families: tuple[Family, ...], spec: ArchSpec
 ) -> list[Candidate | Rejection]:
     """Every point of a problem's space on a GPU, as a candidate or as the rejection that says why not."""
-    return [
+    points = [
         point if isinstance(point, Rejection) else Candidate.of(problem, point)
         for kernel in kernels_for(problem, families)
         for point in kernel.points(problem, spec)
     ]
+    lacking = (
+        rejected(problem, kernel.knobs, {}, ("has_modifications", f"{why}, got {', '.join(names)}"))
+        for kernel in KERNELS.values()
+        if kernel.family in families
+        and (why := kernel.lacks_because)
+        and (names := kernel.lacks(problem))
+    )
+    return [*points, *lacking]
 
 
 def default(problem: Problem, families: tuple[Family, ...], spec: ArchSpec) -> Candidate | None:

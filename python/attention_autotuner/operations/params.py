@@ -95,4 +95,8 @@ def workspace_bytes(
         params.mask.data = SOMEWHERE
     elif problem.score == "decayed":
         params.log2_gamma = SOMEWHERE
+    elif problem.compiled_modifications:
+        params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
+        for name in ("alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k"):
+            setattr(params, name, SOMEWHERE)
     return load(library).with_launch_knobs(launch_knobs or {}).workspace_bytes(params)

@@ -227,10 +227,10 @@ class Tasks:
         self._head_start = HEAD_START_CYCLES
         self._flush: torch.Tensor | None = None
 
-    def open(self, device: int) -> str | None:
+    def open(self, device: int, memory_bytes: int | None = None) -> str | None:
         """Begin on a CUDA device, or on the CPU; answers the CUDA that torch was built with."""
         self._device = device
-        return torch.version.cuda if device == CPU else use_device(device)
+        return torch.version.cuda if device == CPU else use_device(device, memory_bytes)
 
     def check(self, call: Any, name: str, config: Config, against: Config | None) -> Outcome:
         """Compare what a configuration computes with the reference.

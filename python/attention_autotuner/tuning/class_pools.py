@@ -10,8 +10,8 @@ from itertools import chain, islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.modifications import WINDOW
-from ..core.problem import NO_WINDOW, Problem, of_shape
+from ..core.modifications import PACKED, WINDOW
+from ..core.problem import NO_WINDOW, NOT_PACKED, Problem, of_shape
 from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
@@ -124,6 +124,7 @@ def small_problem(candidate: Candidate) -> Problem:
         mask=candidate.mask,
         form=candidate.form,
         key_bounds=candidate.key_bounds,
-        modifications=tuple(name for name in candidate.modifications if name != WINDOW),
+        modifications=tuple(x for x in candidate.modifications if x not in (WINDOW, PACKED)),
+        packed_rows=(seqlen, seqlen) if PACKED in candidate.modifications else NOT_PACKED,
         window_size=SMALL_WINDOW if WINDOW in candidate.modifications else NO_WINDOW,
     )

@@ -141,10 +141,7 @@ class SharedSearch:
             self.pipeline = self._shared = _SharedPipeline(self._ranks, pipeline, default)
             self.records = _SharedRecords(self._ranks, records.root)
             gpu = [environment.gpu_name, environment.num_sms, pipeline.can_measure()]
-            self._agreed = {
-                "arguments and settings": [problem, policy.name, *asked],
-                "GPUs": gpu,
-            }
+            self._agreed = {"arguments and settings": [problem, policy.name, *asked], "GPUs": gpu}
 
     @contextmanager
     def joined(self, measuring: Measuring) -> Iterator[None]:
@@ -296,10 +293,10 @@ class _SharedPipeline:
         return timings, any(self._ranks.exchange("interrupts", interrupted))
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], **options: Any
     ) -> tuple[list[Timing], bool]:
         """Race whole steps on this rank."""
-        return self._inner.measure_steps(problem, steps, budget_seconds=budget_seconds)
+        return self._inner.measure_steps(problem, steps, **options)
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
         """The worst that any rank found: a failure, nothing, or the least ratio."""

@@ -27,9 +27,8 @@ from .stages import MIN_GAIN
 from .worker import Worker
 
 RACE_SECONDS = 10.0  # of timing, when nothing says otherwise
-COLLECTIVE_SECONDS = (
-    20.0  # for a collective of a function under search, which waits in vain for a rank that failed
-)
+# For a collective of a function under search, which waits in vain for a rank that failed.
+COLLECTIVE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)

@@ -275,6 +275,7 @@ class Tunable(Generic[R]):
                 return
             if call.device not in _WORKERS:
                 _WORKERS.remember(call.device, Worker(call.device, tasks=calls.__name__))
+            _WORKERS[call.device].memory_bytes = settings_module.current().memory_bytes
             where = {"module": self.__module__, "name": self.__qualname__}
             try:
                 yield _WORKERS[call.device], where | {"path": sys.path, "file": str(path)}

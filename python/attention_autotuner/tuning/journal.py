@@ -3,14 +3,15 @@
 ``<record>.jsonl`` beside the record of a problem holds one line for each, in one write at its end, so that a process
 that is killed loses what it was at and nothing else. A line holds for one problem, one GPU with its software, and
 kernels of one source and compiler; a later search reads what holds for it and goes on from there. A search that has
-ended says so: then the record has its timings, and the next race begins with none.
+ended says so: then the record has its timings, and the next race begins with none. Races of whole steps, which no
+record has, stand in ``<record>.step.jsonl`` beside that of the backward problem; one that has ended is not run again.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -60,6 +61,7 @@ class Journal:
     _raced: dict[str, Outcome] = field(default_factory=dict, init=False)
     _rounds: list[dict[str, float]] = field(default_factory=list, init=False)
     _ratios: dict[tuple[str, str], float | Outcome] = field(default_factory=dict, init=False)
+    _over: set[frozenset[str]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         for line in () if self.fresh else self._lines():
@@ -103,10 +105,22 @@ class Journal:
             kernels=dict(kernels),
         )
 
+    def is_over(self, kernels: Collection[str]) -> bool:
+        """True where a race of these very kernels, and no others, has come to its end."""
+        return frozenset(kernels) in self._over
+
+    def add_over(self, kernels: Collection[str]) -> None:
+        """Write that a race of kernels has come to its end."""
+        self._over.add(frozenset(kernels))
+        self.write(over=sorted(kernels))
+
     def end(self) -> None:
         """Say that the search is over: its timings are in the record."""
-        self._rounds, self._raced, self._ratios = [], {}, {}
+        self._forget()
         self.write(end=True)
+
+    def _forget(self) -> None:
+        self._rounds, self._raced, self._ratios, self._over = [], {}, {}, set()
 
     def write(self, **said: Any) -> None:
         """Append one line.
@@ -152,8 +166,10 @@ class Journal:
             ratio = said["ratio"]
             known = outcome_from_json(ratio) if isinstance(ratio, dict) else float(ratio)
             self._ratios[said["pick"], said["default"]] = known
+        elif "over" in said:
+            self._over.add(frozenset(said["over"]))
         elif said.get("end"):
-            self._rounds, self._raced, self._ratios = [], {}, {}
+            self._forget()
 
 
 @dataclass(kw_only=True)

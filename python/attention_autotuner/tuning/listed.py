@@ -182,7 +182,7 @@ def _at(problem: Problem, share: float) -> Problem:
 class _Unwritten(Engine):
     """An engine that neither reads nor writes journals."""
 
-    def journal(self, problem: Problem) -> Journal:
+    def journal(self, problem: Problem, suffix: str = "") -> Journal:
         return Journal(None, "")
 
 

@@ -107,6 +107,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
         (problem.batch * problem.heads_q, recorded.batch * recorded.heads_q),
         (problem.heads_q // problem.heads_kv, recorded.heads_q // recorded.heads_kv),
         *((a + 2, b + 2) for a, b in zip(problem.window_size, recorded.window_size, strict=True)),
+        *((a + 1, b + 1) for a, b in zip(problem.packed_rows, recorded.packed_rows, strict=True)),
     )
     apart = sum(abs(log2(a / b)) for a, b in pairs)
     if (problem.dim_qk, problem.dim_v) != (recorded.dim_qk, recorded.dim_v):

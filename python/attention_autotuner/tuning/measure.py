@@ -188,7 +188,8 @@ def _input_sets(problem: Problem, seed: int, cold: bool) -> list[Inputs]:
     first = make_inputs(problem, seed=seed)
     if not cold:
         return [first]
-    free, _ = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info()
+    free = min(free, int(torch.cuda.get_per_process_memory_fraction() * total))
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     wanted = int(ROTATION_OVER_L2 * l2_bytes / problem.bytes_moved) + 2
     fits = int(MAX_MEMORY_SHARE * free / problem.bytes_moved)
@@ -258,14 +259,21 @@ class _Prepared:
             self._sample()
 
 
-def use_device(index: int) -> str | None:
+def use_device(index: int, memory_bytes: int | None = None) -> str | None:
     """Make a GPU the current one and CUDA ready on it; answers the CUDA that torch was built with.
+
+    Args:
+        index: CUDA device index.
+        memory_bytes: that tensors and workspaces of this process may take; None for all that is free.
 
     Raises:
         RuntimeError: this process cannot use the GPU.
     """
     torch.cuda.set_device(index)
     torch.cuda.synchronize()
+    if memory_bytes is not None:
+        _, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total))
     return torch.version.cuda
 
 

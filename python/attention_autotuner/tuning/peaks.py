@@ -22,12 +22,12 @@ from ..codegen.render import include_closure, include_root
 from ..codegen.store import Store
 from ..codegen.toolchain import Toolchain
 from ..codegen.tools import run_tool
+from ..core.abi import STATUS_BAD_DEVICE, STATUS_CUDA_ERROR
 from ..core.identity import digest16
 from ..core.outcome import Infeasible, LaunchFailed, Outcome
 from ..core.trust import is_whole, seal
 from ..errors import BuildError, ToolchainError
 from . import peaks_worker
-from .peaks_worker import CUDA_ERROR
 from .rounds import FaultError
 from .worker import Limits, Worker
 
@@ -48,12 +48,10 @@ NAMES = (
 )
 SECONDS = 1.0  # of timed samples for each, after a warm-up of 0.4 s
 START_SECONDS = 60.0  # for a process to come up
-EACH_SECONDS = (
-    60.0  # for CUDA to come up, and for the warm-up and set-up of one, beside its samples
-)
+# For CUDA to come up, and for the warm-up and set-up of one, beside its samples.
+EACH_SECONDS = 60.0
 COMPILE_SECONDS = 600.0
 LOG_CHARACTERS = 2000
-BAD_DEVICE = 4  # abi.h
 LIBRARY = "peaks.so"
 
 Progress = Callable[[str, "Peak | Outcome"], None]
@@ -171,7 +169,7 @@ def measure_peaks(
             try:
                 answer = worker.call("measure", library=str(library), which=name, seconds=seconds)
                 results[name] = _result(answer)
-                if answer["status"] >= CUDA_ERROR:
+                if answer["status"] >= STATUS_CUDA_ERROR:
                     worker.renew()
             except FaultError as fault:
                 results[name] = fault.outcome
@@ -185,6 +183,6 @@ def _result(answer: Mapping[str, Any]) -> Peak | Outcome:
             **{name: value for name, value in answer.items() if name not in ("which", "status")}
         )
     reason = f"{answer['reason']} (status {answer['status']})"
-    if answer["status"] == BAD_DEVICE:
+    if answer["status"] == STATUS_BAD_DEVICE:
         return Infeasible(reason=reason)
     return LaunchFailed(reason=reason)

@@ -13,7 +13,6 @@ from ..core.outcome import Crashed, Outcome
 
 PREFIX = "attention_autotuner_"
 FIGURES = ("value", "spread", "samples", "sm_clock_hz", "seconds")  # of a result
-CUDA_ERROR = 1000  # abi.h
 
 
 class PeakResult(ctypes.Structure):

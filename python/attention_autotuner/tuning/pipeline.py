@@ -23,17 +23,18 @@ from ..arch.probe import cuda_driver, current_device
 from ..arch.resolution import native_arch
 from ..codegen.build import BuildTarget, build
 from ..codegen.render import RenderedKernel
-from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
 from ..codegen.tools import Stop
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
-from ..errors import ArtifactError, UnsupportedArchitectureError
+from ..core.report import CompilerReport
+from ..errors import ArtifactError, SettingsError, UnsupportedArchitectureError
 from ..settings import Settings
 from . import isolated
 from .environment import Environment, collect
+from .idle import require_rest, require_room
 from .racing import History, Timing
 from .worker import Worker
 
@@ -138,7 +139,12 @@ class Pipeline(Protocol):
         """
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self,
+        problem: Problem,
+        steps: Mapping[str, tuple[Built, Built]],
+        *,
+        budget_seconds: float,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """Race pairs of a forward and a backward kernel, each pair run back to back.
 
@@ -146,6 +152,7 @@ class Pipeline(Protocol):
             problem: the backward one.
             steps: name -> forward and backward kernel, in tie-breaking order.
             budget_seconds: of the rounds.
+            history: see :meth:`measure`.
 
         Returns:
             The timings, and whether Ctrl-C cut it short.
@@ -184,14 +191,24 @@ class LocalPipeline:
 
     Args:
         policy: whose build target is used where there is no GPU; with one, kernels are built for it natively.
-        settings: where the store is, and how the compiler is found.
+        settings: where the store is, how the compiler is found, and what candidates may take of the GPU.
+
+    Raises:
+        SettingsError: ``memory_bytes`` for candidates that run in this process.
     """
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
+        if settings.in_process and settings.memory_bytes is not None:
+            raise SettingsError(
+                f"memory_bytes={settings.memory_bytes}: bounds the process of a search, and with in_process=True there "
+                "is none"
+            )
         self._settings = settings
         self._device = current_device()
+        self._at_rest = settings.allow_busy
         self.deadline = inf
         self._worker = Worker(self._device)
+        self._worker.memory_bytes = settings.memory_bytes
         self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
         weakref.finalize(self, self._worker.close)
         self.environment = collect(self._device)
@@ -213,8 +230,14 @@ class LocalPipeline:
         progress: Callable[[int, int, str, float], None],
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
-        """See :meth:`Pipeline.build`; the worker starts meanwhile."""
+        """See :meth:`Pipeline.build`; the worker starts meanwhile.
+
+        Raises:
+            BusyError: the GPU takes no second process.
+        """
         if self.can_measure():
+            if self._runner is self._worker:
+                require_room(self._device)
             self._runner.start()
         toolchain = find_toolchain(self._settings)
         if (self.environment.nvcc, self.environment.cutlass) != (
@@ -238,9 +261,20 @@ class LocalPipeline:
         """See :meth:`Pipeline.can_measure`."""
         return self.environment.gpu_name is not None and find_spec("torch") is not None
 
+    def _begin(self, deadline: float) -> None:
+        """Wait for the GPU to rest before it is first used, and give the worker its deadline.
+
+        Raises:
+            BusyError: somebody else is at work on it.
+        """
+        if not self._at_rest:
+            require_rest(self._device)
+            self._at_rest = True
+        self._worker.deadline = deadline
+
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
-        self._worker.deadline = self.deadline
+        self._begin(self.deadline)
         return isolated.verify(self._runner, problem, built, deterministic=deterministic)
 
     def measure(
@@ -254,7 +288,7 @@ class LocalPipeline:
         history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
-        self._worker.deadline = self.deadline
+        self._begin(self.deadline)
         if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
             LOGGER.warning("CUDA_LAUNCH_BLOCKING is set: times hold the host's waits, too")
         answer = isolated.measure(
@@ -274,12 +308,22 @@ class LocalPipeline:
         return answer
 
     def measure_steps(
-        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+        self,
+        problem: Problem,
+        steps: Mapping[str, tuple[Built, Built]],
+        *,
+        budget_seconds: float,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
-        self._worker.deadline = inf  # a step's budgets are its searches'
+        self._begin(inf)  # a step's budgets are its searches'
         return isolated.measure(
-            self._runner, problem, steps, budget_seconds=budget_seconds, keep=steps
+            self._runner,
+            problem,
+            steps,
+            budget_seconds=budget_seconds,
+            keep=steps,
+            history=history,
         )
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Iterator[float | Outcome | None]:
@@ -298,12 +342,7 @@ class LocalPipeline:
     def _confirmed(self, doubt: Doubt, seconds: float) -> float | Outcome | None:
         entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
         timings, interrupted = isolated.measure(
-            self._worker,
-            doubt.problem,
-            entries,
-            budget_seconds=seconds,
-            keep=list(entries),
-            seed=1,
+            self._worker, doubt.problem, entries, budget_seconds=seconds, keep=list(entries), seed=1
         )
         if interrupted:
             raise KeyboardInterrupt

@@ -24,9 +24,7 @@ EARLY_ROUNDS = 2
 EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
 MIN_ROUNDS = 4  # before statistics may drop anything
 SETTLED_ROUNDS = 10  # before statistics may end a race
-DROP_CONFIDENCE = (
-    4.0  # standard errors; many looks are taken, so more than for the final comparison
-)
+DROP_CONFIDENCE = 4.0  # standard errors; many looks are taken, so more than for the last one
 TIE_CONFIDENCE = 3.0
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samples agree better

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ..codegen.code_digest import comparable
 from ..core.candidate import Candidate
 from ..core.identity import digest16, values_of
 from ..core.outcome import Ok, Outcome, Proof, outcome_from_json
@@ -71,7 +72,8 @@ class CandidateEntry:
         outcome: Ok, with the proof that it is right where one was kept, or why it fell out.
         source_digest: what its source says, see :func:`~.source_digest`; empty where it is
             known by ``kernel_digest`` alone.
-        code_digest: its machine code, see :func:`~.code_digest`; None where it is not known.
+        code_digest: its machine code, see :func:`~.code_digest`; None where it is not known, or was taken of
+            the host's code too, as before there was ``code_digest.PREFIX``.
             The timing holds while either of the two is as it was.
         knob_schema: what its kernel's knobs could say when it was written; by default what they can say now.
         kernel_digest: identity of its source, byte by byte, in records of schema 2; else None.
@@ -115,10 +117,11 @@ class CandidateEntry:
     def from_json(cls, data: Mapping[str, Any]) -> CandidateEntry:
         """Rebuild from :meth:`to_json`; old names of fields and words are read as what they are now."""
         timing = data["measurement"]
-        same = ("source_digest", "code_digest", "knob_schema", "estimate_us")
+        same = ("source_digest", "knob_schema", "estimate_us")
         return cls(
             candidate=candidate_from_config(data["candidate"]),
             outcome=outcome_from_json(data["outcome"]),
+            code_digest=comparable(data["code_digest"]),
             kernel_digest=data.get("kernel_digest"),
             measurement=None if timing is None else Measurement(**timing),
             **{name: data[name] for name in same},

@@ -27,6 +27,9 @@ from .lookup import Document, Hit, Query, by_distance, compare
 from .record_schema import READ, TuningRecord
 from .validity import Miss, misfit
 
+JOURNALS = (".jsonl", ".step.jsonl")
+"""Suffixes of the journals beside a record: of its search, and of whole steps with its problem."""
+
 LOGGER = logging.getLogger(__name__)
 
 
@@ -211,7 +214,8 @@ class RecordStore:
         try:
             for key in keys:
                 Path(key).unlink(missing_ok=True)
-                Path(key).with_suffix(".jsonl").unlink(missing_ok=True)  # its journal
+                for suffix in JOURNALS:
+                    Path(key).with_suffix(suffix).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"cannot remove tuning records: {error}") from error
 

@@ -133,11 +133,7 @@ def build_codes(
 
 
 def rekey(
-    record: TuningRecord,
-    codes: Codes,
-    *,
-    compiler: Mapping[str, str] | None,
-    every: bool = False,
+    record: TuningRecord, codes: Codes, *, compiler: Mapping[str, str] | None, every: bool = False
 ) -> tuple[TuningRecord | None, list[Rekeyed]]:
     """A record with its entries' digests brought to the present, where their measurements hold.
 

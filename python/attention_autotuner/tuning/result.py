@@ -76,8 +76,7 @@ class Row:
         timing, measurement = self.timing, None
         if timing is not None and timing.samples and isfinite(timing.ratio_to_best):
             measurement = Measurement(
-                environment=environment,
-                **{name: getattr(timing, name) for name in FIGURES},
+                environment=environment, **{name: getattr(timing, name) for name in FIGURES}
             )
         return CandidateEntry(
             candidate=self.candidate,

@@ -99,6 +99,7 @@ def tune(
         NoCandidateError: nothing is legal, or nothing builds, verifies and runs: then the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         ArtifactError: the process that runs candidates does not start.
+        BusyError: the GPU is at work for others, or takes no second process.
         DistributedError: another rank of the group failed, is gone, or does something else.
     """
     problem = problem_of(problem, fields)

@@ -18,7 +18,7 @@ from .locking import locked
 from .lookup import Document, Hit, Query, by_distance, compare
 from .record_schema import SCHEMA, TuningRecord
 from .records import Change, KeptRecord, RecordStore, kept_record
-from .shipped_lines import rekeyed_line, to_document
+from .shipped_lines import rekeyed_line, states, to_document
 from .validity import Miss
 
 if TYPE_CHECKING:
@@ -41,13 +41,14 @@ class ShippedFile:
     environments: dict[str, Document]
     lines: tuple[Document, ...]
 
-    def documents(self) -> list[Document]:
-        """Its records in the JSON form of the user's own.
+    def documents(self, **fields: Any) -> list[Document]:
+        """Its records in the JSON form of the user's own; with fields, those of problems that have them.
 
         Raises:
             RecordError: a line lacks or distorts a field.
         """
-        return [to_document(line, self.environments) for line in self.lines]
+        lines = [line for line in self.lines if states(line, fields)]
+        return [to_document(line, self.environments) for line in lines]
 
 
 def shipped_name(gpu_name: str) -> str:
@@ -190,7 +191,8 @@ class ShippedRecords:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._documents: dict[str, list[Document]] = {}
+        self._files: dict[str, ShippedFile | None] = {}
+        self._documents: dict[tuple[str, ...], list[Document]] = {}
 
     def find(self, query: Query) -> Hit | Miss:
         """The shipped record of a problem, else of the nearest bucket, else why not.
@@ -201,9 +203,8 @@ class ShippedRecords:
         gpu = query.environment.gpu_name
         if gpu is None:
             return Miss(field="gpu_name", expected="a known GPU", recorded="none on this machine")
-        documents = self._load(shipped_name(gpu))
         missed: Miss | None = None
-        for _, document in by_distance(enumerate(documents), query):
+        for _, document in by_distance(enumerate(self._near(shipped_name(gpu), query)), query):
             answer = compare(document, query, "shipped")
             if isinstance(answer, Hit):
                 return answer
@@ -217,14 +218,24 @@ class ShippedRecords:
         Raises:
             RecordError: its file is damaged.
         """
-        return len(self._load(shipped_name(gpu_name)))
+        file = self._load(shipped_name(gpu_name))
+        return 0 if file is None else len(file.lines)
 
-    def _load(self, name: str) -> list[Document]:
-        if name not in self._documents:
+    def _near(self, name: str, query: Query) -> list[Document]:
+        """The records of a file that could be near a problem: making documents of all takes longer than the rest."""
+        kind = {field: getattr(query.problem, field) for field in ("op", "direction", "dtype")}
+        key = (name, *kind.values())
+        if key not in self._documents:
+            file = self._load(name)
+            self._documents[key] = [] if file is None else file.documents(**kind)
+        return self._documents[key]
+
+    def _load(self, name: str) -> ShippedFile | None:
+        if name not in self._files:
             root = self._folder or resources.files("attention_autotuner.tuned")
             source = root.joinpath(name)
-            self._documents[name] = read_shipped(source).documents() if source.is_file() else []
-        return self._documents[name]
+            self._files[name] = read_shipped(source) if source.is_file() else None
+        return self._files[name]
 
 
 def shipped_gpus() -> list[str]:

@@ -103,6 +103,14 @@ def _rounded(value: float | None) -> float | None:
     return value if value is None or isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
 
 
+def states(line: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """True for a line whose problem has fields of these values."""
+    stated = line.get("problem")
+    if not isinstance(stated, Mapping):
+        return True  # :func:`to_document` says that it is damaged
+    return all(stated.get(name, _DEFAULTS[name]) == value for name, value in fields.items())
+
+
 def to_document(line: Mapping[str, Any], environments: Mapping[str, Any]) -> Document:
     """The record of a line, in the JSON form of the user's own records.
 

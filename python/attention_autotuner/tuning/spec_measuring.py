@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from ..arch.measured_specs import LIMITS, MeasuredSpec, user_path
+from ..arch.measured_specs import LIMITS, MeasuredSpec, limits_of, user_path
 from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties
 from ..arch.resolution import KNOWN, forget_measured, policy_with
@@ -70,10 +70,7 @@ def expected_peaks(policy: Policy) -> dict[str, float]:
 
 
 def measured_spec(
-    policy: Policy,
-    properties: DeviceProperties,
-    peaks: Peaks,
-    environment: Environment,
+    policy: Policy, properties: DeviceProperties, peaks: Peaks, environment: Environment
 ) -> MeasuredSpec:
     """The spec of a device.
 
@@ -107,9 +104,8 @@ def measured_spec(
         sources["sm_clock_mhz"] = f"{here}: under {CLOCK_FROM}"
     for item in fields(ArchSpec):
         sources.setdefault(item.name, f"not measured, the {before}")
-    limits = {name: getattr(properties, name) for name in LIMITS}
     return MeasuredSpec(
-        spec=replace(spec, **{**limits, **values}),
+        spec=replace(spec, **{**limits_of(properties), **values}),
         sources={item.name: sources[item.name] for item in fields(ArchSpec)},
         policy=policy.name if known else None,
         environment=environment.to_json(),

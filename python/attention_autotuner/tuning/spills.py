@@ -8,8 +8,8 @@ from __future__ import annotations
 from ..core.candidate import Candidate
 from ..core.outcome import Ok, Outcome, Spilled
 from ..core.problem import Direction
+from ..core.report import Counts
 from ..kernels.registry import kernel_of
-from ..kernels.shared.estimates import ResourceReport
 
 # Bytes a thread that a main loop may spill and still be timed. See docs/kernel_log.md.
 SPILL_WORTH_TIMING = 256
@@ -18,12 +18,12 @@ SPILL_WORTH_TIMING = 256
 TOLERATED_UNTIMED: dict[Direction, int] = {"forward": 0, "backward": SPILL_WORTH_TIMING}
 
 
-def spilled_bytes(report: ResourceReport) -> int:
+def spilled_bytes(report: Counts) -> int:
     """Bytes that a thread of the worst kernel of a library spills, stores and loads."""
     return report.spill_store_bytes + report.spill_load_bytes
 
 
-def check_spills(candidate: Candidate, report: ResourceReport, *, timed: bool) -> Outcome:
+def check_spills(candidate: Candidate, report: Counts, *, timed: bool) -> Outcome:
     """Judge a built kernel by what its main loop spills.
 
     Of some kernels the loop is all there is, and holds no MMA to be recognised by. Where nobody looked into the

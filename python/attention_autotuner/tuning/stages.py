@@ -28,7 +28,7 @@ from .lookup import Hit, Query
 from .pipeline import Built, Doubt, Pipeline, launched
 from .progress import Progress
 from .record_schema import Purpose, TuningRecord, space_digest
-from .records import RecordStore
+from .records import JOURNALS, RecordStore
 from .result import Row, gain_over
 from .spills import check_spills
 from .validity import Miss, PresentKernels, check
@@ -125,7 +125,7 @@ class Engine:
     deadline: float = inf
     alone: bool = True
     progress: Progress = field(default_factory=lambda: Progress(None, None))
-    _journals: dict[str, Journal] = field(default_factory=dict, init=False)
+    _journals: dict[tuple[str, str], Journal] = field(default_factory=dict, init=False)
     _kernels: dict[str, str] = field(default_factory=dict, init=False)  # ids by candidate name
 
     @property
@@ -138,13 +138,13 @@ class Engine:
         gpu_name = self.pipeline.environment.gpu_name
         return self.records.path(problem, self.policy.name, gpu_name)
 
-    def journal(self, problem: Problem) -> Journal:
-        """The journal of a problem, as it was when this engine first asked for it."""
+    def journal(self, problem: Problem, suffix: str = JOURNALS[0]) -> Journal:
+        """The journal of a problem, or of whole steps with it, as it was when this engine first asked for it."""
         key = key_of(problem, self.pipeline.environment)
-        if key not in self._journals:
-            path = self.path(problem).with_suffix(".jsonl") if self.alone else None
-            self._journals[key] = Journal(path, key, fresh=self.fresh)
-        return self._journals[key]
+        if (key, suffix) not in self._journals:
+            path = self.path(problem).with_suffix(suffix) if self.alone else None
+            self._journals[key, suffix] = Journal(path, key, fresh=self.fresh)
+        return self._journals[key, suffix]
 
     def measuring(self) -> Lease:
         """The lease of the GPU, held, to be used as a context manager.
@@ -155,7 +155,8 @@ class Engine:
         self.pipeline.deadline = self.deadline + GRACE_SECONDS
         return self.leased(self.records.root / "gpus" / f"{slug(self.pipeline.gpu_id)}.lease")
 
-    def _held(self) -> AbstractContextManager[object]:
+    def held(self) -> AbstractContextManager[object]:
+        """:meth:`measuring`, or nothing where the pipeline sees to it."""
         return self.measuring() if self.alone else nullcontext()
 
     def leased(self, path: Path, tick: Callable[[], None] = lambda: None) -> Lease:
@@ -244,7 +245,7 @@ class Engine:
 
     def _verify_now(self, problem: Problem, row: Row, built: Built) -> Outcome:
         try:
-            with self._held():
+            with self.held():
                 return self.pipeline.verify(
                     problem, built, deterministic=row.candidate.deterministic
                 )
@@ -307,7 +308,7 @@ class Engine:
         for row in usable:
             self._kernels[row.candidate.name] = kernel_id(row.candidate.name, row.source_digest)
         history = self.journal(problem).race({name: self._kernels[name] for name in built})
-        with self._held():
+        with self.held():
             timings, interrupted = self.pipeline.measure(
                 problem,
                 built,
@@ -344,7 +345,7 @@ class Engine:
         places = [place for place, ratio in enumerate(ratios) if ratio is None]
         if places:
             asked = [doubts[place] for place in places]
-            with suppress(LeaseError), self._held():
+            with suppress(LeaseError), self.held():
                 answers = self.pipeline.confirm_all(asked)
                 for place, doubt, ratio in zip(places, asked, answers, strict=True):
                     ratios[place] = ratio

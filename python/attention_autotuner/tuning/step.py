@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,13 +14,14 @@ from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..settings import Effort
 from .arguments import problem_of, settings_of
-from .pipeline import LocalPipeline, Pipeline
+from .journal import kernel_id
+from .pipeline import Built, LocalPipeline, Pipeline
 from .progress import Listener
-from .racing import Timing
-from .records import RecordStore
+from .racing import Race, Timing
+from .records import JOURNALS, RecordStore
 from .result import TuneResult, finite
 from .search import tune
-from .stages import built_of
+from .stages import Engine, built_of, source_digests
 
 LOGGER = logging.getLogger(__name__)
 STEP_SECONDS = 3.0  # of timing rounds of whole steps
@@ -126,7 +128,7 @@ def tune_step(
 
     Raises:
         TypeError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError,
-            ToolchainError, StoreError, ArtifactError, DistributedError: as :func:`tune`.
+            ToolchainError, StoreError, ArtifactError, BusyError, DistributedError: as :func:`tune`.
     """
     if "direction" in fields:
         raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")
@@ -139,6 +141,7 @@ def tune_step(
     settings_of(top_k, budget_seconds=backward_budget_seconds)
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)
+    records = records or RecordStore(settings.cache_dir / "records")
 
     search = partial(
         tune,
@@ -167,10 +170,16 @@ def tune_step(
             picks_us=_predicted_us(result, first.pick, second.pick),
             defaults_us=_predicted_us(result, first.default, second.default),
         )
-    result = _timed(result, first, second, pipeline)
+    engine = Engine(
+        policy=policy,
+        pipeline=pipeline,
+        records=records,
+        fresh=settings.always_tune,
+        alone=group is None,
+    )
+    result = _timed(result, first, second, engine)
     if group is None and result.gain is not None and result.gain < 0.0 and not result.tied:
-        store = records or RecordStore(settings.cache_dir / "records")
-        return _reverted(result, first, second, store)
+        return _reverted(result, first, second, records)
     return result
 
 
@@ -194,25 +203,18 @@ def _predicted_us(result: StepResult, *candidates: Candidate) -> float | None:
     return finite(sum(times)) if len(times) == len(candidates) else None
 
 
-def _timed(
-    result: StepResult, first: TuneResult, second: TuneResult, pipeline: Pipeline
-) -> StepResult:
+def _timed(result: StepResult, first: TuneResult, second: TuneResult, engine: Engine) -> StepResult:
     """The result with the times of whole steps."""
     wanted = {PICKS: (first.pick, second.pick), DEFAULTS: (first.default, second.default)}
     if wanted[PICKS] == wanted[DEFAULTS]:
         del wanted[DEFAULTS]
-    results = built_of((candidate for pair in wanted.values() for candidate in pair), pipeline)
+    candidates = (candidate for pair in wanted.values() for candidate in pair)
+    results = built_of(candidates, engine.pipeline)
     built = {c: result for c, result in results.items() if not isinstance(result, Outcome)}
-    steps = {
-        name: (built[forward], built[backward])
-        for name, (forward, backward) in wanted.items()
-        if forward in built and backward in built
-    }
+    steps = {name: pair for name, pair in wanted.items() if all(c in built for c in pair)}
     if not steps:
         return result
-    timings, interrupted = pipeline.measure_steps(
-        second.problem, steps, budget_seconds=STEP_SECONDS
-    )
+    timings, interrupted = _raced(engine, second.problem, steps, built)
     by_name: dict[str, Timing] = {t.name: t for t in timings if t.outcome.ok and t.samples}
     for timing in timings:
         if not timing.outcome.ok:
@@ -231,3 +233,29 @@ def _timed(
         tied=tied,
         interrupted=interrupted,
     )
+
+
+def _raced(
+    engine: Engine,
+    problem: Problem,
+    steps: Mapping[str, tuple[Candidate, Candidate]],
+    built: Mapping[Candidate, Built],
+) -> tuple[list[Timing], bool]:
+    """Time steps of a forward and a backward candidate, unless the journal of the backward problem has their race."""
+    sources = source_digests(candidate for pair in steps.values() for candidate in pair)
+    kernels = {
+        name: "+".join(kernel_id(candidate.name, sources[candidate]) for candidate in pair)
+        for name, pair in steps.items()
+    }
+    journal = engine.journal(problem, JOURNALS[1])
+    history = journal.race(kernels)
+    if journal.is_over(kernels.values()):
+        return Race(list(steps), keep=steps, history=history).results(), False
+    pairs = {name: (built[first], built[second]) for name, (first, second) in steps.items()}
+    with engine.held():
+        timings, interrupted = engine.pipeline.measure_steps(
+            problem, pairs, budget_seconds=STEP_SECONDS, history=history
+        )
+    if not interrupted:
+        journal.add_over(kernels.values())
+    return timings, interrupted

@@ -34,9 +34,9 @@ class Tasks:
         self._sampler: Sampler | None = None
         self._seconds = 0.0  # of a launch in the race
 
-    def open(self, device: int) -> str | None:
-        """Begin on a CUDA device; answers the CUDA that torch was built with."""
-        return use_device(device)
+    def open(self, device: int, memory_bytes: int | None = None) -> str | None:
+        """Begin on a CUDA device with so much of its memory; answers the CUDA that torch was built with."""
+        return use_device(device, memory_bytes)
 
     def verify(
         self, problem: Mapping[str, Any], library: Mapping[str, Any], deterministic: bool

@@ -47,6 +47,7 @@ from ..serving.loader import LoadedKernel
 
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so
+PACKED_ROWS, PACKED_SEQUENCES = 8192, 32  # of packed sequences
 ODD_TILES_PER_SM = 6
 REPEATS = 2  # launches on each input
 RATIO_DIGITS = 4  # of an error over the error that is allowed
@@ -66,6 +67,15 @@ def classify(error: Exception) -> Outcome:
 def reduced(problem: Problem) -> Problem:
     """The same problem small enough to check: fewer batches and heads first, then shorter sequences."""
     group = problem.heads_q // problem.heads_kv
+    if problem.packed:
+        rows_q, rows_k = (min(rows, PACKED_ROWS) for rows in problem.packed_rows)
+        return replace(
+            problem,
+            batch=min(problem.batch, PACKED_SEQUENCES),
+            heads_q=min(group, 4),
+            heads_kv=1,
+            packed_rows=(rows_q, rows_k),
+        )
 
     def cut(batch: int, heads_kv: int, group: int, seqlen: int) -> Problem:
         def shorten(length: int) -> int:

@@ -66,6 +66,7 @@ class Worker:
         deadline: of ``time.monotonic``, seconds; a task that runs then is ended, and is to blame for nothing.
         server: the process that forks those that run tasks.
         cuda_runtime: the CUDA that torch was built with, once a task has run.
+        memory_bytes: of the device that processes may take that begin from now on; None for all that is free.
     """
 
     def __init__(self, device: int, *, limits: Limits | None = None, tasks: str = TASKS) -> None:
@@ -73,6 +74,7 @@ class Worker:
         self.deadline = inf
         self.server: subprocess.Popen[bytes] | None = None
         self.cuda_runtime: str | None = None
+        self.memory_bytes: int | None = None
         self._tasks = tasks
         self._lock = threading.Lock()
         self._child: _Child | None = None
@@ -86,7 +88,8 @@ class Worker:
                 if self.server is None:
                     self._serve()
                 self._child = _Child(self._control)
-                self._child.send("open", {"device": self.device})
+                bound = {} if self.memory_bytes is None else {"memory_bytes": self.memory_bytes}
+                self._child.send("open", {"device": self.device, **bound})
 
     def call(self, task: str, **arguments: Any) -> Any:
         """Run a task and wait for its answer.

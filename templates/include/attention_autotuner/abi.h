@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1004
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1005
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -71,6 +71,14 @@ typedef struct attention_autotuner_attention_forward_params {
   attention_autotuner_tensor attn_mask; /* [batch, heads_q, seqlen_q, seqlen_k], strides of 0 where it is broadcast */
   int64_t attn_mask_stride_column;
   int32_t attn_mask_kind; /* 0: bytes, 0 hides a key; else what is added is fp32 (1), fp16 (2) or bf16 (3) */
+  /* since 1005: of artifacts that are compiled for packed sequences. batch is how many there are, seqlen_q and seqlen_k
+   * their greatest lengths, lse is [heads_q, total_q]; tensors have one batch entry with the rows of all sequences, one
+   * after the other. Each has a bottom-right diagonal of its own where causal_from_end is 1, else a top-left one. Rows
+   * behind the last sequence see nothing. */
+  const int32_t* cu_seqlens_q; /* [batch + 1] on the device: 0, then where each sequence of queries ends */
+  const int32_t* cu_seqlens_k; /* of keys */
+  int32_t total_q;             /* rows of q */
+  int32_t total_k;             /* rows of k */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -109,6 +117,12 @@ typedef struct attention_autotuner_attention_backward_params {
   int64_t attn_mask_stride_column;
   int32_t attn_mask_kind;
   float* dsinks; /* [heads_q], or null where not wanted */
+  /* since 1005: as in the forward */
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_k;
+  int32_t total_q;
+  int32_t total_k;
+  int32_t causal_from_end;
 } attention_autotuner_attention_backward_params;
 
 /* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or

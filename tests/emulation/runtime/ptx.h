@@ -39,6 +39,12 @@ inline void mov_u32(uint32_t& to, uint32_t from) { to = from; }
 inline void setp_ne_b32(bool& to, uint32_t a, uint32_t b) { to = a != b; }
 inline void or_b32(uint32_t& to, uint32_t a, uint32_t b) { to = a | b; }
 inline void ex2_approx_ftz_f32(float& to, float x) { to = exp2f(x); }
+// With an error of up to 2^-11 of the result, as the instruction's.
+inline void tanh_approx_f32(float& to, float x) {
+  int exponent;
+  float const share = std::frexp(tanhf(x), &exponent);
+  to = std::ldexp(std::nearbyint(std::ldexp(share, 10)), exponent - 10);
+}
 inline void lg2_approx_ftz_f32(float& to, float x) { to = log2f(x); }
 inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
 inline void cvt_rn_f16x2_f32(uint32_t& to, float high, float low) {

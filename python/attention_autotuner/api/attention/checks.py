@@ -5,11 +5,11 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from ...core.problem import CAUSAL_ALIGNMENTS, Problem
+from ...core.problem import CAUSAL_ALIGNMENTS, MAX_EXTENT, Problem
 from ..shared import checks
 from ..shared.options import as_float
 
@@ -53,6 +53,25 @@ def check_options(
     return scale
 
 
+def check_window(window: object) -> tuple[int, int]:
+    """A window as two integers.
+
+    Raises:
+        UnsupportedProblemError: it is anything else, or one is less than -1 or more than 2**30.
+    """
+    fine = (
+        isinstance(window, (tuple, list))
+        and len(window) == 2
+        and all(isinstance(x, int) and not isinstance(x, bool) for x in window)
+        and all(-1 <= x <= MAX_EXTENT for x in window)
+    )
+    checks.fail_unless(
+        fine, f"window_size must be two integers from -1 to 2**30, got {checks.shown(window)}"
+    )
+    left, right = cast("tuple[int, int]", window)
+    return left, right
+
+
 def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
     """Check the first keys and ends of batch entries, by their names, against a checked q; None is passed over.
 
@@ -67,6 +86,32 @@ def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
             checks.fail_unless(
                 x.is_contiguous(), f"{name} must be contiguous, got a stride of {x.stride()}"
             )
+
+
+def check_packing(
+    q: torch.Tensor, ends_q: torch.Tensor, ends_k: torch.Tensor | None, longest: tuple[int, int]
+) -> None:
+    """Check where packed sequences end against a checked q; values on a GPU are not looked at.
+
+    Raises:
+        UnsupportedProblemError: they are no two int32 tensors of one length on q's device, a greatest length is less
+            than 0, or tensors have several batch entries.
+    """
+    checks.fail_unless(
+        q.shape[0] == 1, f"packed sequences must be one batch entry, got a batch of {q.shape[0]}"
+    )
+    for name, x in (("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k)):
+        fine = x is not None and x.dim() == 1 and len(x) >= 2 and len(x) == len(ends_q)
+        checks.fail_unless(
+            fine,
+            "cu_seqlens_q and cu_seqlens_k must have one shape [sequences + 1] with at least one sequence, got "
+            f"{checks.shown(x)} as {name} beside {checks.shown(ends_q)}",
+        )
+        assert x is not None
+        checks.check_like(name, x, x.shape, torch.int32, q.device)
+        checks.fail_unless(x.is_contiguous(), f"{name} must be contiguous, got {x.stride()}")
+    for name, length in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
+        checks.fail_unless(length >= 0, f"{name} must be at least 0, got {length}")
 
 
 def refuse_bounded(bounded: bool) -> None:
@@ -108,6 +153,5 @@ def make_problem(
         causal=causal,
         causal_alignment="top_left" if top_left else "bottom_right",
         alignment_bytes=checks.alignment_bytes(q, k, v),
-        **checks.sizes(q, k, v),
-        **named,
+        **{**checks.sizes(q, k, v), **named},
     )

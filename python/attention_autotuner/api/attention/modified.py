@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
 from ... import settings
-from ...core.problem import MAX_EXTENT, NO_WINDOW
+from ...core.problem import NO_WINDOW
 from ...operations.attention.modified import (
+    CU_SEQLENS,
     MASK_DTYPES,
     Modifiers,
     attention_modified,
@@ -51,6 +52,10 @@ class Forward(NamedTuple):
     sinks: torch.Tensor | None
     seqlens_k: torch.Tensor | None
     starts_k: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: torch.SymInt
+    max_seqlen_k: torch.SymInt
 
 
 class Backward(NamedTuple):
@@ -74,17 +79,24 @@ class Backward(NamedTuple):
     alibi_slopes: torch.Tensor | None
     attn_mask: torch.Tensor | None
     sinks: torch.Tensor | None
+    cu_seqlens_q: torch.Tensor | None
+    cu_seqlens_k: torch.Tensor | None
+    max_seqlen_q: torch.SymInt
+    max_seqlen_k: torch.SymInt
 
 
 Call = Forward | Backward
 BOUNDS = ("seqlens_k", "starts_k")
 _VALUES = ("softcap", "alibi_slopes", "attn_mask", "sinks")  # fields of calls and of Modifiers
+UNPACKED = (None, None, 0, 0)  # the last arguments of both ops
 
 
 def modifiers_of(call: Call) -> Modifiers:
     """The values of a call's modifications."""
+    named = {name: getattr(call, name) for name in (*_VALUES, *CU_SEQLENS)}
+    longest: Any = (call.max_seqlen_q, call.max_seqlen_k)
     window = (call.window_left, call.window_right)
-    return Modifiers(window_size=window, **{name: getattr(call, name) for name in _VALUES})
+    return Modifiers(window_size=window, max_seqlens=longest, **named)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,25 +106,6 @@ class Asked:
     window_size: Any
     softcap: Any
     tensors: Mapping[str, Any]
-
-
-def check_window(window: object) -> tuple[int, int]:
-    """A window as two integers.
-
-    Raises:
-        UnsupportedProblemError: it is anything else, or one is less than -1 or more than 2**30.
-    """
-    fine = (
-        isinstance(window, (tuple, list))
-        and len(window) == 2
-        and all(isinstance(x, int) and not isinstance(x, bool) for x in window)
-        and all(-1 <= x <= MAX_EXTENT for x in window)
-    )
-    checks.fail_unless(
-        fine, f"window_size must be two integers from -1 to 2**30, got {checks.shown(window)}"
-    )
-    left, right = cast("tuple[int, int]", window)
-    return left, right
 
 
 def canonical_window(
@@ -134,13 +127,19 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
     Raises:
         UnsupportedProblemError: one is out of range, or no fp32 tensor of the right shape on q's device.
     """
-    check_window(modifiers.window_size)
+    attention_checks.check_window(modifiers.window_size)
     checks.fail_unless(
         0 <= modifiers.softcap < math.inf,
         f"softcap must be a finite number, 0 for none, got {modifiers.softcap}",
     )
-    heads = q.shape[1]
+    batch, heads = q.shape[:2]
+    ends = modifiers.cu_seqlens_q
+    if ends is not None:
+        attention_checks.check_packing(q, ends, modifiers.cu_seqlens_k, modifiers.max_seqlens)
+        batch = len(ends) - 1
     for name, x in modifiers.tensors.items():
+        if name in CU_SEQLENS:
+            continue
         if name == "attn_mask":
             device = q.device  # its shape is that of all pairs
             checks.fail_unless(
@@ -149,7 +148,7 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
             continue
         shape: tuple[int, ...] = (heads,)
         if name == "alibi_slopes" and x.dim() == 2:
-            shape = (q.shape[0], heads)
+            shape = (batch, heads)
         checks.check_like(name, x, shape, torch.float32, q.device)
         checks.fail_unless(
             x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}"
@@ -188,8 +187,10 @@ def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     if checks.is_empty(call.q, call.k):
         return _forward_empty(call)
+    modifiers = modifiers_of(call)
+    check_modifiers(call.q, modifiers)
     o, lse = attention_plan.attention_forward(
-        *call[:3], call[3:7], True, call.seqlens_k, call.starts_k, modifiers_of(call)
+        *call[:3], call[3:7], True, call.seqlens_k, call.starts_k, modifiers
     )
     assert lse is not None
     return o, lse
@@ -277,8 +278,9 @@ BACKWARD_OP = define(
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    ctx.save_for_backward(*call[:3], *output, call.alibi_slopes, call.attn_mask, call.sinks)
-    ctx.others = call[3:11]
+    tensors = (call.alibi_slopes, call.attn_mask, call.sinks, *call[16:18])
+    ctx.save_for_backward(*call[:3], *output, *tensors)
+    ctx.others, ctx.longest = call[3:11], call[18:]
     ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
@@ -289,13 +291,13 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     attention_checks.refuse_bounded(ctx.bounded)
     if grad_o is None and grad_lse is None:
         return of_arguments(Forward)
-    *saved, slopes, mask, sinks = ctx.saved_tensors
+    *saved, slopes, mask, sinks, ends_q, ends_k = ctx.saved_tensors
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     with settings_of(ctx):
-        tensors = (slopes, mask, sinks)
+        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest)
         dq, dk, dv, dsinks = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
     gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
     gradients["sinks"] = None if sinks is None else dsinks
@@ -305,7 +307,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
     call = Backward(*inputs)
-    ctx.save_for_backward(*call[:5], call.alibi_slopes, call.attn_mask, call.sinks)
+    ctx.save_for_backward(*call[:5], *call[15:20])
     nothing_kept: Any = dict.fromkeys(("q", "k", "v", "o", "lse", "grad_o", "grad_lse"))
     ctx.call = call._replace(**nothing_kept)
     ctx.set_materialize_grads(False)
@@ -313,9 +315,10 @@ def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
 
 def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the backward op's arguments, by the reference."""
-    grad_o, grad_lse, q, k, v, slopes, mask, sinks = ctx.saved_tensors
+    grad_o, grad_lse, q, k, v, slopes, mask, sinks, *ends = ctx.saved_tensors
     notice_reference("attention", q)
-    call = ctx.call._replace(alibi_slopes=slopes, attn_mask=mask, sinks=None)
+    values = dict(zip(CU_SEQLENS, ends, strict=True), alibi_slopes=slopes, attn_mask=mask)
+    call = ctx.call._replace(sinks=None, **values)
 
     def formula(q: Any, k: Any, v: Any, sinks: Any) -> Tensors:
         modifiers = modifiers_of(call._replace(sinks=sinks))
@@ -358,7 +361,7 @@ def attention(
     Raises:
         UnsupportedProblemError: an argument is outside what the kernels support.
     """
-    window = check_window(asked.window_size)
+    window = attention_checks.check_window(asked.window_size)
     softcap = as_float("softcap", asked.softcap)
     checks.check_places(q=q, k=k, v=v, **bounds, **asked.tensors)
     refuse_tangents(q, k, v, *asked.tensors.values(), op="attention")
@@ -376,5 +379,5 @@ def attention(
         o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
     else:
         tensors = map(values.get, _VALUES[1:])
-        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last)
+        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last, *UNPACKED)
     return (o, lse) if return_lse else o

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ... import settings
-from ...operations.attention.modified import Modifiers
+from ...operations.attention.modified import CU_SEQLENS, Modifiers
 from ...serving import dispatch
 from ..shared import checks, launch, planning
 from ..shared.torch_library import REFERENCES
@@ -91,6 +91,7 @@ def attention_forward(
                     False,
                     *changed,
                     *(limits or (None, None)),
+                    *_packing_of(modifiers, tensors),
                 )
             results: Sequence[torch.Tensor] = REFERENCES[call[0]](*call[1:])
             return results
@@ -175,7 +176,7 @@ def attention_backward(
             if modifiers is None:
                 gradients: Gradients = REFERENCES["attention_backward"](*call)
                 return gradients
-            call += _values_of(modifiers, tensors)
+            call += (*_values_of(modifiers, tensors), *_packing_of(modifiers, tensors))
             results: Gradients = REFERENCES["attention_modified_backward"](*call)
             return results[: 3 + (modifiers.sinks is not None)]
 
@@ -207,6 +208,12 @@ def _plan_of(
     if modifiers is not None:
         named |= {"modifications": modifiers.names, "window_size": modifiers.window_size}
         scalars = modifiers.scalars
+        ends = modifiers.cu_seqlens_q
+        if ends is not None:
+            lengths = zip(modifiers.max_seqlens, (q.shape[2], k.shape[2]), strict=True)
+            longest = [min(max(length, 1), max(rows, 1)) for length, rows in lengths]
+            named |= {"batch": len(ends) - 1, "seqlen_q": longest[0], "seqlen_k": longest[1]}
+            named |= {"packed_rows": (q.shape[2], k.shape[2])}
     if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(
@@ -228,9 +235,21 @@ def _values_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) -> 
     return (*modifiers.window_size, modifiers.softcap, *(present.get(name) for name in names))
 
 
+def _packing_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """The same of packed sequences."""
+    present = dict(zip(modifiers.tensors, tensors, strict=True))
+    return (*map(present.get, CU_SEQLENS), *modifiers.max_seqlens)
+
+
 def _signature(modifiers: Modifiers | None) -> tuple[Any, ...]:
     """All that a plan depends on of score modifications."""
     if modifiers is None:
         return ()
     tensors = (launch.signature(x) for x in modifiers.tensors.values())
-    return (modifiers.names, modifiers.window_size, modifiers.softcap, *tensors)
+    return (
+        modifiers.names,
+        modifiers.window_size,
+        modifiers.softcap,
+        modifiers.max_seqlens,
+        *tensors,
+    )

@@ -18,27 +18,20 @@ from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, s
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
-from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward
+from .checks import Backward, Forward
+from .torch_op import BACKWARD_OP, FORWARD_OP
 
 _LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index("initial_state")
-_OTHERS = of_arguments(Forward)[_STATE + 1 :]  # arguments without a gradient
-
-
-def _keep(
-    ctx: Any, tensors: tuple[Gradient, ...], gamma: Any, scale: float | None, device_type: str
-) -> None:
-    """Keep q, k, v, the logarithms of decays and the initial state, and what else belongs to them."""
-    ctx.save_for_backward(*tensors)
-    ctx.gamma, ctx.scale, ctx.device_type = gamma, scale, device_type
-    ctx.settings = settings.current()
-    ctx.set_materialize_grads(False)
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    _keep(ctx, (*call[:4], call.initial_state), call.gamma, call.scale, call.device_type)
+    ctx.save_for_backward(*call[:4], call.initial_state)
+    ctx.gamma, ctx.scale, ctx.device_type = call.gamma, call.scale, call.device_type
     ctx.return_state = call.return_state
+    ctx.settings = settings.current()
+    ctx.set_materialize_grads(False)
 
 
 def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gradient, ...]:
@@ -48,31 +41,33 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gra
     if grad_o is None and grad_state is None:
         return of_arguments(Forward)
     with settings_of(ctx):
-        return _through_dispatcher(ctx, grad_o, grad_state, ctx.saved_tensors)
+        return _through_dispatcher(_backward_call(ctx, grad_o, grad_state, *ctx.saved_tensors))
 
 
-def _through_dispatcher(
-    ctx: Any, grad_o: Gradient, grad_state: Gradient, tensors: tuple[Any, ...]
-) -> tuple[Gradient, ...]:
-    for name, x in (("the gradient of o", grad_o), ("the gradient of the final state", grad_state)):
+def _backward_call(ctx: Any, *tensors: Gradient) -> Backward:
+    *most, initial_state = tensors
+    needs = ctx.needs_input_grad
+    wanted = (needs[_STATE], needs[_LOG2_GAMMA])
+    return Backward._make((*most, ctx.gamma, initial_state, ctx.scale, ctx.device_type, *wanted))
+
+
+def _through_dispatcher(call: Backward) -> tuple[Gradient, ...]:
+    gradients = {
+        "the gradient of o": call.grad_o,
+        "the gradient of the final state": call.grad_state,
+    }
+    for name, x in gradients.items():
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
-    refuse_tangents(grad_o, grad_state, *tensors, op="retention")
-    *most, initial_state = tensors
-    rest = _rest(ctx)
-    *_, need_state, need_gamma = rest
-    *gradients, dstate, dlog2 = BACKWARD_OP(
-        grad_o, grad_state, *most, ctx.gamma, initial_state, *rest
-    )
-    return of_arguments(
-        Forward, *gradients, dlog2 if need_gamma else None, None, dstate if need_state else None
-    )
+    refuse_tangents(*call[:6], call.initial_state, op="retention")
+    return _of_arguments(call, *BACKWARD_OP(*call))
 
 
-def _rest(ctx: Any) -> tuple[float | None, str, bool, bool]:
-    """Arguments of the backward beside tensors and decays: scale, for which GPU, and what is wanted."""
-    needs = ctx.needs_input_grad
-    return ctx.scale, ctx.device_type, needs[_STATE], needs[_LOG2_GAMMA]
+def _of_arguments(
+    call: Backward, dq: Gradient, dk: Gradient, dv: Gradient, dstate: Gradient, dlog2: Gradient
+) -> tuple[Gradient, ...]:
+    decays, state = dlog2 if call.need_gamma else None, dstate if call.need_state else None
+    return of_arguments(Forward, dq, dk, dv, decays, None, state)
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -120,31 +115,22 @@ class RetentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         """Launch the kernel and keep what the gradient needs; arguments are those of :class:`Forward`."""
-        q, k, v, log2_gamma, gamma, initial_state, scale, form, device_type, return_state = (
-            arguments
-        )
-        o, state = retention_plan.retention_forward(
-            q, k, v, (log2_gamma, gamma), initial_state, scale, form, device_type, return_state
-        )
-        _keep(ctx, (q, k, v, log2_gamma, initial_state), gamma, scale, device_type)
-        return (o, state) if return_state else o
+        o, state = retention_plan.retention_forward(Forward(*arguments))
+        save_for_backward(ctx, arguments, o)
+        return o if state is None else (o, state)
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_state: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k, v, the logarithms of decays and the initial state."""
         if grad_o is None and grad_state is None:
             return of_arguments(Forward)
-        tensors = ctx.saved_tensors
+        tensors = (grad_o, grad_state, *ctx.saved_tensors)
+        call = _backward_call(ctx, *tensors)
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
-            if torch.is_grad_enabled() or not are_plain(grad_o, grad_state, *tensors):
-                return _through_dispatcher(ctx, grad_o, grad_state, tensors)
-            q, k, v, log2_gamma, initial_state = tensors
-            decays = (log2_gamma, ctx.gamma)
-            *gradients, dstate, dlog2 = retention_plan.retention_backward(
-                grad_o, grad_state, q, k, v, decays, initial_state, *_rest(ctx)
-            )
-        return (*gradients, dlog2, None, dstate, *_OTHERS)
+            if torch.is_grad_enabled() or not are_plain(*tensors):
+                return _through_dispatcher(call)
+            return _of_arguments(call, *retention_plan.retention_backward(call))
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

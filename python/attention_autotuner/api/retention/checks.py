@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,6 +12,52 @@ from ..shared import checks, gammas, options
 from ..shared.checks import fail_unless
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
+
+
+class Forward(NamedTuple):
+    """Arguments of the forward op."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    initial_state: torch.Tensor | None
+    scale: float | None
+    form: Form
+    device_type: str
+    return_state: bool
+
+
+class InPlace(NamedTuple):
+    """Arguments of the forward op that overwrites the state with the final one."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    state: torch.Tensor
+    scale: float | None
+    form: Form
+    device_type: str
+
+
+class Backward(NamedTuple):
+    """Arguments of the backward op."""
+
+    grad_o: torch.Tensor | None
+    grad_state: torch.Tensor | None
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    initial_state: torch.Tensor | None
+    scale: float | None
+    device_type: str
+    need_state: bool
+    need_gamma: bool
 
 
 def check_types(
@@ -56,23 +101,16 @@ def check_form(form: object) -> None:
     )
 
 
-def check_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    initial_state: torch.Tensor | None,
-    scale: float | None,
-    form: Form = "auto",
-) -> None:
+def check_call(call: Forward | Backward) -> None:
     """Check everything that a call computes with; batch, heads and sequences may be empty.
 
     Raises:
         UnsupportedProblemError: it names no retention that can be computed here.
     """
-    check_form(form)
-    check_scale(scale)
+    q, k, v = call.q, call.k, call.v
+    if isinstance(call, Forward):
+        check_form(call.form)
+    check_scale(call.scale)
     for name, x in (("q", q), ("k", k)):
         checks.check_dims(name, x)
     fail_unless(
@@ -80,10 +118,10 @@ def check_call(
         f"retention takes as many queries as keys, got {q.shape[2]} and {k.shape[2]}",
     )
     checks.check_tensors(q, k, v, op="retention", causal=True)
-    gammas.check_log2(log2_gamma, q)
-    gammas.check(gamma, q.shape[1])
-    if initial_state is not None:
-        check_state("initial_state", initial_state, q, v)
+    gammas.check_log2(call.log2_gamma, q)
+    gammas.check(call.gamma, q.shape[1])
+    if call.initial_state is not None:
+        check_state("initial_state", call.initial_state, q, v)
 
 
 def check_state(name: str, state: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> None:
@@ -155,18 +193,16 @@ def state_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int]:
     return (q.shape[0], q.shape[1], q.shape[3], v.shape[3])
 
 
-def check_gradients(
-    grad_o: torch.Tensor | None, grad_state: torch.Tensor | None, q: torch.Tensor, v: torch.Tensor
-) -> None:
+def check_gradients(call: Backward) -> None:
     """Check the gradients that the backward starts from; strides are free.
 
     Raises:
         UnsupportedProblemError: one is no gradient of what the forward returned.
     """
-    checks.check_some_gradient("the final state", grad_o, grad_state)
-    checks.check_results({"the gradient of o": grad_o}, q, v)
-    if grad_state is not None:
-        check_state("the gradient of the final state", grad_state, q, v)
+    checks.check_some_gradient("the final state", call.grad_o, call.grad_state)
+    checks.check_results({"the gradient of o": call.grad_o}, call.q, call.v)
+    if call.grad_state is not None:
+        check_state("the gradient of the final state", call.grad_state, call.q, call.v)
 
 
 def make_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **of_direction: Any) -> Problem:

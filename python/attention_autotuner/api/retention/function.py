@@ -15,6 +15,7 @@ from ..shared.options import TensorLayout
 from . import checks as retention_checks
 from . import plan as retention_plan
 from .autograd import RetentionFunction
+from .checks import Forward
 from .torch_op import FORWARD_OP, IN_PLACE_OP
 
 
@@ -121,6 +122,7 @@ def retention_func(
     if inplace_state:
         retention_checks.refuse_gradients(q, k, v, log2_gamma, initial_state)
         initial_state = retention_checks.check_in_place(initial_state)
+    inputs = (q, k, v, log2_gamma, numbers, initial_state, scale, form)
     if (
         torch.compiler.is_compiling()
         or not (q.is_cuda and k.is_cuda and v.is_cuda)
@@ -130,19 +132,18 @@ def retention_func(
         checks.check_places(q=q, k=k, v=v, initial_state=initial_state)
         plain.refuse_tangents(q, k, v, log2_gamma, initial_state, op="retention")
         policy = "" if device_type is None else plain.policy_name(device_type)
-        inputs = (q, k, v, log2_gamma, numbers, initial_state, scale, form, policy)
         if inplace_state:
-            return IN_PLACE_OP(*inputs), initial_state if output_final_state else None
-        o, final = FORWARD_OP(*inputs, output_final_state)
+            o = IN_PLACE_OP(*inputs, policy)
+            return o, initial_state if output_final_state else None
+        o, final = FORWARD_OP(*inputs, policy, output_final_state)
         return o, final if output_final_state else None
     name = "" if device_type is None else naming.policy_name(device_type)
     if inplace_state:
-        o, _ = retention_plan.retention_forward(
-            q, k, v, (log2_gamma, numbers), initial_state, scale, form, name, False, in_place=True
-        )
+        o, _ = retention_plan.retention_forward(Forward(*inputs, name, False), in_place=True)
         if not initial_state.is_inference():
             torch.autograd.graph.increment_version(initial_state)
         return o, initial_state if output_final_state else None
+    call = Forward(*inputs, name, output_final_state)
     if torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -150,10 +151,6 @@ def retention_func(
         or (log2_gamma is not None and log2_gamma.requires_grad)
         or (initial_state is not None and initial_state.requires_grad)
     ):
-        pair = RetentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q, k, v, log2_gamma, numbers, initial_state, scale, form, name, output_final_state
-        )
+        pair = RetentionFunction.apply(*call)  # type: ignore[no-untyped-call]  # torch's own
         return pair if output_final_state else (pair, None)
-    return retention_plan.retention_forward(
-        q, k, v, (log2_gamma, numbers), initial_state, scale, form, name, output_final_state
-    )
+    return retention_plan.retention_forward(call)

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from ... import settings
-from ...core.problem import Form
 from ...serving import dispatch
 from ..shared import checks, gammas, launch, planning
 from ..shared.torch_library import REFERENCES
 from . import checks as retention_checks
-
-Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
-"""The logarithms, or numbers, or nothing for the usual decays."""
+from .checks import Backward, Forward
 
 Gradients = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"
@@ -28,45 +25,25 @@ BACKWARD_PLANS = launch.table_of_plans("retention", "backward")
 
 
 def retention_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decays: Decays,
-    initial_state: torch.Tensor | None,
-    scale: float | None,
-    form: Form,
-    device_type: str,
-    return_state: bool,
-    in_place: bool = False,
+    call: Forward, in_place: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Retention forward through a kernel.
+    """Retention forward through a kernel, of tensors on a GPU.
 
     Args:
-        q: ``[batch, heads_q, seqlen, dim_qk]`` on a GPU.
-        k: ``[batch, heads_kv, seqlen, dim_qk]``.
-        v: ``[batch, heads_kv, seqlen, dim_v]``.
-        decays: of every head.
-        initial_state: ``[batch, heads_q, dim_qk, dim_v]`` in fp32; None for zeros.
-        scale: None is ``1 / sqrt(dim_qk)``.
-        form: the way to compute it.
-        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
-        return_state: whether the final state is wanted, in memory of its own.
+        call: ``return_state`` says whether the final state is wanted, in memory of its own.
         in_place: whether the final state overwrites the initial one instead.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
         NotWarmError: a graph is being captured and the kernel, or the decays, are not ready.
     """
-    log2_gamma, gamma = decays
+    q, k, v, log2_gamma, gamma, initial_state, *others = call
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(initial_state),
         launch.signature(log2_gamma),
         gamma,
-        scale,
-        form,
-        device_type,
-        return_state,
+        *others,
         in_place,
         dispatch.generation(),
         id(settings.current()),
@@ -74,30 +51,30 @@ def retention_forward(
     tensors = (q, k, v, log2_gamma, initial_state, initial_state if in_place else None)
     plan = FORWARD_PLANS.get(key)
     if plan is None:
-        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale, form)
+        retention_checks.check_call(call)
         checks.notice_exchanged(q, k)
         if in_place:
             retention_checks.check_address(retention_checks.check_in_place(initial_state))
         outputs = [launch.output(q, v)]
-        if return_state and not in_place:
+        if call.return_state and not in_place:
             shape = retention_checks.state_shape(q, v)
             outputs.append(launch.contiguous("final_state", shape, torch.float32, "initial_state"))
         problem, keep = None, None
         if not checks.is_empty(q, k):
-            problem = retention_checks.make_problem(q, k, v, form=form)
-            keep = _decays_to_keep(decays, q)
+            problem = retention_checks.make_problem(q, k, v, form=call.form)
+            keep = _decays_to_keep(call)
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
-            call = (*read[:4], gamma, read[4], scale, form, device_type)
+            arguments = (*read[:4], gamma, read[4], *others)
             if in_place:
-                return [REFERENCES["retention_forward_"](*call)]
-            results: Sequence[torch.Tensor] = REFERENCES["retention_forward"](*call, return_state)
+                return [REFERENCES["retention_forward_"](*arguments[:-1])]
+            results: Sequence[torch.Tensor] = REFERENCES["retention_forward"](*arguments)
             return results
 
         plan = planning.plan_of(
             problem,
-            device_type,
-            _scale(q, scale),
+            call.device_type,
+            _scale(call),
             inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
             reference=by_reference,
@@ -106,95 +83,64 @@ def retention_forward(
         )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(*tensors)
-    return o, rest[0] if return_state and not in_place else None
+    return o, rest[0] if call.return_state and not in_place else None
 
 
-def retention_backward(
-    grad_o: torch.Tensor | None,
-    grad_state: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decays: Decays,
-    initial_state: torch.Tensor | None,
-    scale: float | None,
-    device_type: str,
-    need_state: bool,
-    need_gamma: bool,
-) -> Gradients:
+def retention_backward(call: Backward) -> Gradients:
     """Gradients of q, k and v, and perhaps of the initial state and of the logarithms of decays, through a kernel.
-
-    Args:
-        grad_o: ``[batch, heads_q, seqlen, dim_v]`` in q's dtype, any strides; None for zero.
-        grad_state: of the final state, ``[batch, heads_q, dim_qk, dim_v]`` in fp32, any strides; None for zero.
-        q: as the forward took it, as are k, v, the decays, the initial state and the scale.
-        k: see q.
-        v: see q.
-        decays: see q.
-        initial_state: see q.
-        scale: see q.
-        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
-        need_state: whether the gradient of the initial state is wanted.
-        need_gamma: whether that of the logarithms is wanted, fp32 ``[heads_q]``.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
         NotWarmError: a graph is being captured and the kernel is not ready.
         torch.OutOfMemoryError: there is no room for the gradients or the workspace.
     """
-    log2_gamma, gamma = decays
-    if grad_o is None:
-        checks.check_some_gradient("the final state", grad_state)
-        grad_o = q.new_zeros(v.shape[-1:]).expand(*q.shape[:3], v.shape[-1])
+    if call.grad_o is None:
+        checks.check_some_gradient("the final state", call.grad_state)
+        shape = (*call.q.shape[:3], call.v.shape[-1])
+        call = call._replace(grad_o=call.q.new_zeros(shape[-1:]).expand(shape))
+    grad_o, grad_state, q, k, v, log2_gamma, gamma, initial_state, *others = call
     key = (
         launch.signature_of_three(q, k, v),
-        launch.signature(initial_state),
-        launch.signature(log2_gamma),
-        launch.signature(grad_o),
-        launch.signature(grad_state),
+        *map(launch.signature, (initial_state, log2_gamma, grad_o, grad_state)),
         gamma,
-        scale,
-        device_type,
-        need_state,
-        need_gamma,
+        *others,
         dispatch.generation(),
         id(settings.current()),
     )
     tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
-        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale)
-        retention_checks.check_gradients(grad_o, grad_state, q, v)
+        retention_checks.check_call(call)
+        retention_checks.check_gradients(call)
         states = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
         outputs = launch.gradients(dq=q, dk=k, dv=v)
-        if need_state:
+        if call.need_state:
             shape = retention_checks.state_shape(q, v)
             outputs.append(
                 launch.contiguous("dinitial_state", shape, torch.float32, "dfinal_state")
             )
-        if need_gamma:
+        if call.need_gamma:
             outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
         problem, keep = None, None
         if not checks.is_empty(q, k):
             problem = retention_checks.make_problem(q, k, v, direction="backward")
-            keep = _decays_to_keep(decays, q)
+            keep = _decays_to_keep(call)
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
             *qkv_log2, state, grad_o, grad_state = read
             *most, dstate, dlog2 = REFERENCES["retention_backward"](
-                *(grad_o, grad_state, *qkv_log2, gamma, state),
-                *(scale, device_type, need_state, need_gamma),
+                grad_o, grad_state, *qkv_log2, gamma, state, *others
             )
             return [
                 *most,
-                *([dstate] if need_state else []),
-                *([dlog2[None]] if need_gamma else []),
+                *([dstate] if call.need_state else []),
+                *([dlog2[None]] if call.need_gamma else []),
             ]
 
         plan = planning.plan_of(
             problem,
-            device_type,
-            _scale(q, scale),
+            call.device_type,
+            _scale(call),
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
             reference=by_reference,
@@ -204,8 +150,8 @@ def retention_backward(
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(*tensors)
     # Every sequence's share comes alone, as that costs the kernel least.
-    dlog2_gamma = rest[-1].sum(0) if need_gamma else None
-    return dq, dk, dv, rest[0] if need_state else None, dlog2_gamma
+    dlog2_gamma = rest[-1].sum(0) if call.need_gamma else None
+    return dq, dk, dv, rest[0] if call.need_state else None, dlog2_gamma
 
 
 def _states_to_copy(**states: torch.Tensor | None) -> list[str]:
@@ -217,11 +163,12 @@ def _states_to_copy(**states: torch.Tensor | None) -> list[str]:
     ]
 
 
-def _decays_to_keep(decays: Decays, q: torch.Tensor) -> torch.Tensor | None:
+def _decays_to_keep(call: Forward | Backward) -> torch.Tensor | None:
     """The logarithms of decays that are no tensor of the caller's."""
-    log2_gamma, gamma = decays
-    return None if log2_gamma is not None else gammas.on_device(gamma, q.shape[1], q.device)
+    if call.log2_gamma is not None:
+        return None
+    return gammas.on_device(call.gamma, call.q.shape[1], call.q.device)
 
 
-def _scale(q: torch.Tensor, scale: float | None) -> float:
-    return float(q.shape[3] ** -0.5) if scale is None else scale
+def _scale(call: Forward | Backward) -> float:
+    return float(call.q.shape[3] ** -0.5) if call.scale is None else call.scale

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,53 +18,9 @@ from ..shared import checks, gammas
 from ..shared.torch_library import LIBRARY, define, nothing
 from . import checks as retention_checks
 from . import plan as retention_plan
-from .plan import Decays
+from .checks import Backward, Forward, InPlace
 
-
-class Forward(NamedTuple):
-    """Arguments of the forward op."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    log2_gamma: torch.Tensor | None
-    gamma: tuple[float, ...] | None
-    initial_state: torch.Tensor | None
-    scale: float | None
-    form: Form
-    device_type: str
-    return_state: bool
-
-
-class InPlace(NamedTuple):
-    """Arguments of the forward op that overwrites the state with the final one."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    log2_gamma: torch.Tensor | None
-    gamma: tuple[float, ...] | None
-    state: torch.Tensor
-    scale: float | None
-    form: Form
-    device_type: str
-
-
-class Backward(NamedTuple):
-    """Arguments of the backward op."""
-
-    grad_o: torch.Tensor | None
-    grad_state: torch.Tensor | None
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    log2_gamma: torch.Tensor | None
-    gamma: tuple[float, ...] | None
-    initial_state: torch.Tensor | None
-    scale: float | None
-    device_type: str
-    need_state: bool
-    need_gamma: bool
+C = TypeVar("C", Forward, Backward)
 
 
 REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
@@ -78,13 +34,13 @@ REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _decays(call: Forward | InPlace | Backward) -> Decays:
-    return call.log2_gamma, None if call.gamma is None else tuple(call.gamma)
+def _hashable(call: C) -> C:
+    """A call whose decays are no list, as the dispatcher has them."""
+    return call if call.gamma is None else call._replace(gamma=tuple(call.gamma))
 
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    arguments: tuple[Any, ...] = (*call[:3], _decays(call), *call[5:])
-    o, state = retention_plan.retention_forward(*arguments)
+    o, state = retention_plan.retention_forward(_hashable(call))
     return o, nothing(call.q) if state is None else state
 
 
@@ -94,7 +50,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     if call.q.shape[1] > 0:
         reference_o, final = REFERENCE[call.form](
             *call[:3],
-            gammas.of_reference(*_decays(call)),
+            gammas.of_reference(call.log2_gamma, call.gamma),
             scale=call.scale,
             initial_state=call.initial_state,
         )
@@ -106,7 +62,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     q, v = call.q, call.v
-    retention_checks.check_call(*call[:8])
+    retention_checks.check_call(call)
     o = checks.empty_output(q, v)
     if not call.return_state:
         return o, nothing(q)
@@ -114,8 +70,8 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_place_cuda(call: InPlace) -> torch.Tensor:
-    arguments: tuple[Any, ...] = (*call[:3], _decays(call), *call[5:], False, True)
-    return retention_plan.retention_forward(*arguments)[0]
+    forward = _hashable(Forward(*call, return_state=False))
+    return retention_plan.retention_forward(forward, in_place=True)[0]
 
 
 def _in_place_cpu(call: InPlace) -> torch.Tensor:
@@ -138,8 +94,7 @@ def _in_place_counted(keyset: Any, *arguments: Any) -> Any:
 
 
 def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
-    arguments: tuple[Any, ...] = (*call[:5], _decays(call), *call[7:])
-    gradients = retention_plan.retention_backward(*arguments)
+    gradients = retention_plan.retention_backward(_hashable(call))
     return tuple(nothing(call.q) if x is None else x for x in gradients)
 
 
@@ -149,7 +104,7 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
     q, heads = call.q, call.q.shape[1]
     if heads == 0:
         return dq, dk.zero_(), dv.zero_(), dstate, dlog2
-    decays = gammas.of_reference(*_decays(call))
+    decays = gammas.of_reference(call.log2_gamma, call.gamma)
     if decays is None:
         decays = reference.default_log2_gamma(heads).exp2()
     *gradients, dinitial, dgamma = retention_backward(
@@ -174,8 +129,8 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
 
 def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
     q, v = call.q, call.v
-    retention_checks.check_call(*call[2:9])
-    retention_checks.check_gradients(call.grad_o, call.grad_state, q, v)
+    retention_checks.check_call(call)
+    retention_checks.check_gradients(call)
     shape = retention_checks.state_shape(q, v)
     return (
         *map(checks.empty_gradient, (q, call.k, v)),

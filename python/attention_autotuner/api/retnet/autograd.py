@@ -18,26 +18,17 @@ from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, s
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
-from .checks import Rules
-from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, mask_of, options_of, rules_of
+from .checks import Backward, Forward, rules_of
+from .torch_op import BACKWARD_OP, FORWARD_OP, mask_of, options_of
 
 _MASK = Forward._fields.index("mask")
-_ARGUMENTS = 10  # of RetNetFunction
-_OTHERS = (None,) * (_ARGUMENTS - 4)  # those without a gradient
 
 
-def _keep(
-    ctx: Any,
-    tensors: tuple[Gradient, ...],
-    gamma: Any,
-    rules: Rules,
-    rest: tuple[str, bool],
-    o: torch.Tensor,
-    r: Gradient,
-) -> None:
-    ctx.save_for_backward(*tensors, o if rules.r_grad else None, r if rules.normalize else None)
-    ctx.gamma, ctx.rules = gamma, rules
-    ctx.device_type, ctx.deterministic = rest
+def _keep(ctx: Any, call: Forward, o: torch.Tensor, r: Gradient) -> None:
+    kept = (o if call.r_grad else None, r if call.normalize else None)
+    ctx.save_for_backward(*call[:5], *kept)
+    ctx.gamma, ctx.rules, ctx.return_r = call.gamma, rules_of(call), call.return_r
+    ctx.device_type, ctx.deterministic = call.device_type, call.deterministic
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
 
@@ -46,12 +37,8 @@ def save_for_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
-    call = Forward(*inputs)
-    o, r = output
-    ctx.mark_non_differentiable(r)
-    rest = (call.device_type, call.deterministic)
-    _keep(ctx, call[:5], call.gamma, rules_of(call), rest, o, r)
-    ctx.return_r = call.return_r
+    ctx.mark_non_differentiable(output[1])
+    _keep(ctx, Forward(*inputs), *output)
 
 
 def differentiate(ctx: Any, grad_o: Gradient, _: Gradient) -> tuple[Gradient, ...]:
@@ -65,21 +52,21 @@ def differentiate(ctx: Any, grad_o: Gradient, _: Gradient) -> tuple[Gradient, ..
             _, r = FORWARD_OP(
                 *tensors, ctx.gamma, *ctx.rules, ctx.device_type, True, ctx.deterministic
             )
-        return _through_dispatcher(ctx, grad_o, tensors, o, r)
+        return _through_dispatcher(_backward_call(ctx, grad_o, *tensors, o, r))
 
 
-def _through_dispatcher(
-    ctx: Any, grad_o: torch.Tensor, tensors: list[Any], o: Gradient, r: Gradient
-) -> tuple[Gradient, ...]:
-    checks.check_layout("the gradient of o", grad_o)
-    refuse_tangents(grad_o, *tensors, op="retnet")
-    *gradients, dmask = BACKWARD_OP(grad_o, *tensors, ctx.gamma, o, r, *ctx.rules, *_rest(ctx))
-    return of_arguments(Forward, *gradients, dmask if ctx.needs_input_grad[_MASK] else None)
+def _backward_call(ctx: Any, grad_o: torch.Tensor, *kept: Any) -> Backward:
+    *tensors, o, r = kept
+    rest: tuple[Any, ...] = (ctx.device_type, ctx.needs_input_grad[_MASK], ctx.deterministic)
+    arguments = (grad_o, *tensors, ctx.gamma, o, r, *ctx.rules, *rest)
+    return Backward(*arguments)
 
 
-def _rest(ctx: Any) -> tuple[str, bool, bool]:
-    """Arguments of the backward beside what the forward keeps: for which GPU, dmask, determinism."""
-    return ctx.device_type, ctx.needs_input_grad[_MASK], ctx.deterministic
+def _through_dispatcher(call: Backward) -> tuple[Gradient, ...]:
+    checks.check_layout("the gradient of o", call.grad_o)
+    refuse_tangents(*call[:6], op="retnet")
+    *gradients, dmask = BACKWARD_OP(*call)
+    return of_arguments(Forward, *gradients, dmask if call.need_dmask else None)
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -104,7 +91,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, leaf: Gradient
         ) -> tuple[torch.Tensor]:
             """The operation in fp32."""
-            factors = mask_of(q, k, (leaf, log2_gamma, ctx.gamma))
+            factors = mask_of(q, k, leaf, log2_gamma, ctx.gamma)
             return (retnet_attention(q, k, v, factors, **options_of(ctx.rules, mask))[0],)
 
         dq, dk, dv, dmask = directions
@@ -124,12 +111,10 @@ class RetNetFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         """Launch the kernel and keep what the gradient needs, r among it."""
-        q, k, v, *factors, rules, device_type, return_r, deterministic = arguments
-        o, r = retnet_plan.retnet_forward(
-            q, k, v, tuple(factors), rules, device_type, return_r or rules.normalize
-        )
-        _keep(ctx, arguments[:5], factors[2], rules, (device_type, deterministic), o, r)
-        if not return_r:
+        call = Forward(*arguments)
+        o, r = retnet_plan.retnet_forward(call._replace(return_r=call.return_r or call.normalize))
+        _keep(ctx, call, o, r)
+        if not call.return_r:
             return o
         ctx.mark_non_differentiable(r)
         return o, r
@@ -138,18 +123,14 @@ class RetNetFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Gradient, _: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k, v and the mask."""
         if grad_o is None:
-            return (None,) * _ARGUMENTS
-        *tensors, o, r = ctx.saved_tensors
+            return of_arguments(Forward)
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
+        kept = ctx.saved_tensors
+        call = _backward_call(ctx, grad_o, *kept)
         with settings_of(ctx):
-            if torch.is_grad_enabled() or not are_plain(grad_o, *tensors, o, r):
-                return _through_dispatcher(ctx, grad_o, tensors, o, r)[:_ARGUMENTS]
-            q, k, v, mask, log2_gamma = tensors
-            factors = (mask, log2_gamma, ctx.gamma)
-            gradients = retnet_plan.retnet_backward(
-                grad_o, q, k, v, factors, o, r, ctx.rules, *_rest(ctx)
-            )
-        return (*gradients, *_OTHERS)
+            if torch.is_grad_enabled() or not are_plain(grad_o, *kept):
+                return _through_dispatcher(call)
+            return of_arguments(Forward, *retnet_plan.retnet_backward(call))
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

@@ -32,8 +32,53 @@ class Rules(NamedTuple):
     r_grad: bool
 
 
-Factors = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
-"""The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
+class Forward(NamedTuple):
+    """Arguments of the forward op; ``r_grad`` and ``deterministic`` are for its gradients."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    scale: float
+    causal: bool
+    normalize: bool
+    r_clamp_max: float | None
+    r_grad: bool
+    device_type: str
+    return_r: bool
+    deterministic: bool
+
+
+class Backward(NamedTuple):
+    """Arguments of the backward op."""
+
+    grad_o: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    o: torch.Tensor | None
+    r: torch.Tensor | None
+    scale: float
+    causal: bool
+    normalize: bool
+    r_clamp_max: float | None
+    r_grad: bool
+    device_type: str
+    need_dmask: bool
+    deterministic: bool
+
+
+Call = Forward | Backward
+
+
+def rules_of(call: Call) -> Rules:
+    """The rules among a call's arguments."""
+    return Rules(call.scale, call.causal, call.normalize, call.r_clamp_max, call.r_grad)
 
 
 def check_types(rules: Rules, return_r: object) -> Rules:
@@ -80,21 +125,19 @@ def check_rules(rules: Rules) -> None:
         Normaliser(normalize=rules.normalize, r_clamp_max=rules.r_clamp_max, r_grad=rules.r_grad)
 
 
-def check_call(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factors: Factors, rules: Rules
-) -> None:
+def check_call(call: Call) -> None:
     """Check everything that a call computes with; batch, heads and sequences may be empty.
 
     Raises:
         UnsupportedProblemError: it names no retention that can be computed here.
     """
-    mask, log2_gamma, gamma = factors
+    q, k, mask = call.q, call.k, call.mask
     field = "decay" if mask is None else "explicit"
-    checks.check_tensors(q, k, v, op="retnet", mask=field, causal=True)
-    check_rules(rules)
+    checks.check_tensors(q, k, call.v, op="retnet", mask=field, causal=True)
+    check_rules(rules_of(call))
     if mask is None:
-        gammas.check_log2(log2_gamma, q)
-        gammas.check(gamma, q.shape[1])
+        gammas.check_log2(call.log2_gamma, q)
+        gammas.check(call.gamma, q.shape[1])
         return
     check_mask(mask, q, k)
 
@@ -124,45 +167,33 @@ def check_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
     )
 
 
-def check_gradients(
-    grad_o: torch.Tensor,
-    o: torch.Tensor | None,
-    r: torch.Tensor | None,
-    q: torch.Tensor,
-    v: torch.Tensor,
-    rules: Rules,
-) -> None:
+def check_gradients(call: Backward) -> None:
     """Check the backward's tensors beside those of the forward; strides are free.
 
     Raises:
         UnsupportedProblemError: one is missing, is not what the forward returned, or is no gradient of that.
     """
+    o, r = call.o, call.r
     fail_unless(
-        (r is not None) == rules.normalize,
+        (r is not None) == call.normalize,
         f"r must be given where rows were divided by it, and nowhere else, got {checks.shown(r)}",
     )
     fail_unless(
-        (o is not None) == rules.r_grad,
+        (o is not None) == call.r_grad,
         f"o must be given for gradients through r, and for no others, got {checks.shown(o)}",
     )
-    checks.check_results({"the gradient of o": grad_o, "o": o}, q, v)
-    checks.check_results({"r": r}, q)
+    checks.check_results({"the gradient of o": call.grad_o, "o": o}, call.q, call.v)
+    checks.check_results({"r": r}, call.q)
 
 
-def make_problem(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    rules: Rules,
-    **backward: Any,
-) -> Problem:
+def make_problem(call: Call, **backward: Any) -> Problem:
     """The problem that checked, non-empty tensors name; ``backward`` has what its backward says beside."""
+    q, k, v, mask = call.q, call.k, call.v, call.mask
     read = (q, k, v) if mask is None else (q, k, v, mask)
     return Problem(
         op="retnet",
         mask="decay" if mask is None else "explicit",
-        causal=rules.causal or mask is None,
+        causal=call.causal or mask is None,
         alignment_bytes=checks.alignment_bytes(*read),
         **checks.sizes(q, k, v),
         **backward,

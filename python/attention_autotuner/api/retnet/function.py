@@ -16,7 +16,7 @@ from ..shared.options import TensorLayout
 from . import checks as retnet_checks
 from . import plan as retnet_plan
 from .autograd import RetNetFunction
-from .checks import Rules
+from .checks import Forward, Rules
 from .torch_op import FORWARD_OP
 
 _MAX_SCALE = checks.MAX_SCALE
@@ -136,6 +136,8 @@ def retnet_attn_func(
         or v.requires_grad
         or (matrix is not None and matrix.requires_grad)
     )
+    inputs = (q, k, v, matrix, log2_gamma, gamma)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     if (
         torch.compiler.is_compiling()
         or not (q.is_cuda and k.is_cuda and v.is_cuda)
@@ -147,17 +149,13 @@ def retnet_attn_func(
         policy = "" if device_type is None else plain.policy_name(device_type)
         # The gradient needs r: computed now it costs next to nothing, later another run of the kernel.
         keep_r = return_r or (differentiable and rules.normalize)
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        inputs = (q, k, v, matrix, log2_gamma, gamma)
         o, r = FORWARD_OP(*inputs, *rules, policy, keep_r, deterministic)
         return (o, r) if return_r else o
     name = "" if device_type is None else naming.policy_name(device_type)
+    call = Forward(*inputs, *rules, name, return_r, deterministic)
     if differentiable:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return RetNetFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q, k, v, matrix, log2_gamma, gamma, rules, name, return_r, deterministic
-        )
-    o, r = retnet_plan.retnet_forward(q, k, v, (matrix, log2_gamma, gamma), rules, name, return_r)
+        return RetNetFunction.apply(*call)  # type: ignore[no-untyped-call]  # torch's own
+    o, r = retnet_plan.retnet_forward(call)
     return (o, r) if return_r else o
 
 

@@ -5,76 +5,24 @@ A call has a mask, or logarithms of decays, or decays as numbers, or, with none 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 
 from ...operations.retention.reference import decay_mask
 from ...operations.retnet.reference import retnet_attention, retnet_attention_backward
 from ..shared import checks, gammas
+from ..shared.plain import Gradient
 from ..shared.torch_library import define, nothing
 from . import checks as retnet_checks
 from . import plan as retnet_plan
-from .checks import Factors, Rules
+from .checks import Backward, Call, Forward, Rules, rules_of
 
-
-class Forward(NamedTuple):
-    """Arguments of the forward op; ``r_grad`` and ``deterministic`` are for its gradients."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None
-    log2_gamma: torch.Tensor | None
-    gamma: tuple[float, ...] | None
-    scale: float
-    causal: bool
-    normalize: bool
-    r_clamp_max: float | None
-    r_grad: bool
-    device_type: str
-    return_r: bool
-    deterministic: bool
-
-
-class Backward(NamedTuple):
-    """Arguments of the backward op."""
-
-    grad_o: torch.Tensor
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None
-    log2_gamma: torch.Tensor | None
-    gamma: tuple[float, ...] | None
-    o: torch.Tensor | None
-    r: torch.Tensor | None
-    scale: float
-    causal: bool
-    normalize: bool
-    r_clamp_max: float | None
-    r_grad: bool
-    device_type: str
-    need_dmask: bool
-    deterministic: bool
-
-
-Call = Forward | Backward
-
-
-def rules_of(call: Call) -> Rules:
-    """The rules among a call's arguments."""
-    return Rules(call.scale, call.causal, call.normalize, call.r_clamp_max, call.r_grad)
-
-
-def _factors(call: Call) -> Factors:
-    return call.mask, call.log2_gamma, None if call.gamma is None else tuple(call.gamma)
+C = TypeVar("C", Forward, Backward)
 
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    o, r = retnet_plan.retnet_forward(
-        *call[:3], _factors(call), rules_of(call), call.device_type, call.return_r
-    )
+    o, r = retnet_plan.retnet_forward(_hashable(call))
     return o, nothing(call.q) if r is None else r
 
 
@@ -94,15 +42,13 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     q = call.q
-    retnet_checks.check_call(*call[:3], _factors(call), rules_of(call))
+    retnet_checks.check_call(call)
     r = q.new_empty(q.shape[:3], dtype=torch.float32) if call.return_r else nothing(q)
     return checks.empty_output(q, call.v), r
 
 
 def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
-    *gradients, dmask = retnet_plan.retnet_backward(
-        *call[:4], _factors(call), call.o, call.r, rules_of(call), *call[-3:]
-    )
+    *gradients, dmask = retnet_plan.retnet_backward(_hashable(call))
     return (*gradients, nothing(call.q, call.q.dtype) if dmask is None else dmask)
 
 
@@ -123,22 +69,28 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
 
 
 def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
-    q, k, v, mask, rules = call.q, call.k, call.v, call.mask, rules_of(call)
-    retnet_checks.check_call(q, k, v, _factors(call), rules)
-    retnet_checks.check_gradients(call.grad_o, call.o, call.r, q, v, rules)
+    q, mask = call.q, call.mask
+    retnet_checks.check_call(call)
+    retnet_checks.check_gradients(call)
     dmask = nothing(q, q.dtype)
     if call.need_dmask and mask is not None:
         dmask = mask.new_empty(mask.shape)
-    return (*map(checks.empty_gradient, (q, k, v)), dmask)
+    return (*map(checks.empty_gradient, (q, call.k, call.v)), dmask)
+
+
+def _hashable(call: C) -> C:
+    """A call whose decays are no list, as the dispatcher has them."""
+    return call if call.gamma is None else call._replace(gamma=tuple(call.gamma))
 
 
 def _mask(call: Call) -> torch.Tensor:
-    return mask_of(call.q, call.k, _factors(call))
+    return mask_of(call.q, call.k, call.mask, call.log2_gamma, call.gamma)
 
 
-def mask_of(q: torch.Tensor, k: torch.Tensor, factors: Factors) -> torch.Tensor:
+def mask_of(
+    q: torch.Tensor, k: torch.Tensor, mask: Gradient, log2_gamma: Gradient, gamma: Any
+) -> torch.Tensor:
     """The mask, or the decay as one, for the reference."""
-    mask, log2_gamma, gamma = factors
     if mask is not None:
         return mask
     decays = gammas.of_reference(log2_gamma, gamma)

@@ -31,6 +31,7 @@ _SCHEMA_TYPES: dict[Any, str] = {
     float: "float",
     float | None: "float?",
     int: "int",
+    torch.SymInt: "SymInt",
     bool: "bool",
     str: "str",
     Form: "str",

@@ -10,12 +10,18 @@ from ..shared.engine import AuxiliaryWork, TileList, in_sequence
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
-from ..shared.wgmma_cost import mma_clk, once_bytes, predict_steps
+from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
 from ..shared.workspace import ROW_VALUES, SUM_BYTES
 from .knobs import knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
 
-HIDDEN_SHARES = {"serial": 1.0, "scores_ahead": 0.5, "both_ahead": 0.25}  # of the softmax exposed
+# Shares of the softmax that are exposed.
+HIDDEN_SHARES = {
+    "serial": 1.0,
+    "scores_ahead": 0.5,
+    "both_ahead": 0.25,
+    "interleaved": 0.25,
+}
 
 
 def predict(
@@ -35,12 +41,16 @@ def predict(
 
 
 def step_clks(
-    shape: BackwardPassSm90Shape, spec: ArchSpec, fit: Coefficients
+    shape: BackwardPassSm90Shape, spec: ArchSpec, fit: Coefficients, modified: float = 1.0
 ) -> tuple[float, float]:
-    """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them."""
+    """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them.
+
+    A softmax takes `modified` times what one of plain scores does.
+    """
     scores = shape.block_rows * shape.knobs.block_columns
     mma = mma_clk(scores * shape.products, spec)
-    exposed = fit.gradient_sm90_score_clk * scores * HIDDEN_SHARES[shape.knobs.issue_order]
+    hidden = HIDDEN_SHARES[shape.knobs.issue_order]
+    exposed = fit.gradient_sm90_score_clk * scores * hidden * modified
     exposed += fit.gradient_sm90_step_clk + fit.gradient_sm90_load_clk * late_loads(shape)
     if shape.share is None:
         return mma, exposed
@@ -75,7 +85,7 @@ def _pass_time(
         slices=1,
         longest_first=whole.cta_order == "longest_first",
     )
-    mma, exposed = step_clks(shape, spec, fit)
+    mma, exposed = step_clks(shape, spec, fit, modified_softmax(problem))
     return predict_steps(
         tiles,
         spec,

@@ -9,6 +9,7 @@ from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
 from ..shared.rules import Rule
+from ..shared.sm90_rules import LACKS_MASKS
 from . import cost, resources, rules, space
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
 
@@ -24,6 +25,7 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
     headings: ClassVar[tuple[str, ...]] = BACKWARD_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = rules.PRUNING_PREDICATES
+    lacks_because: ClassVar[str] = LACKS_MASKS
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

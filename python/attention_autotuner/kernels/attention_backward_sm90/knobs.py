@@ -7,9 +7,10 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
+from ..shared.sm90_rules import MODIFICATIONS
 
 Decomposition = Literal["fused", "two_pass", "three_pass"]
-IssueOrder = Literal["serial", "scores_ahead", "both_ahead"]
+IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved"]
 DqBy = Literal["keys", "own"]
 DqAdd = Literal["reduce", "bulk", "ordered"]
 
@@ -18,7 +19,12 @@ PASSES: dict[Decomposition, tuple[str, ...]] = {
     "two_pass": ("keys", "dq"),
     "three_pass": ("dk", "dv", "dq"),
 }
-ISSUE_LABELS: dict[IssueOrder, str] = {"serial": "s", "scores_ahead": "a", "both_ahead": "b"}
+ISSUE_LABELS: dict[IssueOrder, str] = {
+    "serial": "s",
+    "scores_ahead": "a",
+    "both_ahead": "b",
+    "interleaved": "i",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +35,10 @@ class BackwardPassSm90(Warpgroups):
         warpgroups: consumers; each owns 64 rows of the results.
         block_columns: rows of the other side (queries, or keys for dQ) of one step of the main loop.
         issue_order: what of the next step is issued before the results of this one. ``serial``: nothing;
-            ``scores_ahead``: S; ``both_ahead``: S and dP.
+            ``scores_ahead``: S; ``both_ahead``: S and dP; ``interleaved``: S, after dP and dV and before dK and dQ.
         first_stages: shared-memory stages of what streams for S: Q, or K for dQ.
         second_stages: of what streams for dP: dO, or V for dQ.
+        held_rows: True where the rows' own operands, K and V or Q and dO, are read into registers once.
     """
 
     warpgroups: int = 2
@@ -39,12 +46,14 @@ class BackwardPassSm90(Warpgroups):
     issue_order: IssueOrder
     first_stages: int = 2
     second_stages: int = 2
+    held_rows: bool = False
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        order = ISSUE_LABELS[self.issue_order]
-        return f"g{self.warpgroups}c{self.block_columns}{order}{self.first_stages}x{self.second_stages}"
+        order, held = ISSUE_LABELS[self.issue_order], "h" * self.held_rows
+        stages = f"{self.first_stages}x{self.second_stages}"
+        return f"g{self.warpgroups}c{self.block_columns}{order}{stages}{held}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +91,12 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         dq_share: of ``fused`` only.
         cta_order: of every pass. ``raster``: a head's blocks in turn; ``longest_first``: sections of heads that fit in
             L2 together, and of a section all heads for one block before the next, the longest causal ones first.
+        persistent: True where CTAs stay and take every n-th block, whose loads begin while the one before is written.
     """
 
     kernel: ClassVar[str] = "attention_backward_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("attention", "backward", "softmax")})
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
 
@@ -96,6 +107,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     dq: BackwardPassSm90 | None = None
     dq_share: DqShareSm90 | None = None
     cta_order: CtaOrder = "raster"
+    persistent: bool = False
 
     def __post_init__(self) -> None:
         names = tuple(self.passes)
@@ -124,7 +136,13 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         """This part of the candidate's name."""
         share = [] if self.dq_share is None else [self.dq_share.label]
         return "_".join(
-            [self.decomposition, *self.pass_labels, *share, ORDER_LABELS[self.cta_order]]
+            [
+                self.decomposition,
+                *self.pass_labels,
+                *share,
+                ORDER_LABELS[self.cta_order],
+                *["persistent"] * self.persistent,
+            ]
         )
 
 

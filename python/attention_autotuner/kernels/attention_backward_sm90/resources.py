@@ -28,6 +28,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
+REGISTERS_BESIDE_SPARING = 32  # where dQ is another warpgroup's, and no step is ahead of another
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
 ENOUGH_CTAS = H100_SPEC.num_sms
@@ -114,6 +115,12 @@ class BackwardPassSm90Shape(Sm90Shape):
         return 0 if self.share is None or self.owns_dq else self.dq_columns // 2
 
     @property
+    def registers_beside(self) -> int:
+        """Registers that a thread needs at least beside its fragments."""
+        sparing = self.owns_dq and self.knobs.issue_order == "interleaved"
+        return REGISTERS_BESIDE_SPARING if sparing else REGISTERS_BESIDE_FRAGMENTS_MIN
+
+    @property
     def fragment_registers(self) -> int:
         """Registers of a thread's fragments: the results, and what is there beside them at a time."""
         qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
@@ -124,8 +131,10 @@ class BackwardPassSm90Shape(Sm90Shape):
             "both_ahead": scores + packed + self.dq_fragments,
             "scores_ahead": half + max(packed, self.dq_fragments),
             "serial": packed + self.dq_fragments,
+            "interleaved": scores + packed // 2,
         }
-        return results + max(scores, beside[order])
+        held = self.knobs.held_rows * (qk + self.has_ds * v) // 4
+        return results + held + max(scores, beside[order])
 
 
 def shapes(candidate: Candidate) -> tuple[BackwardPassSm90Shape, ...]:
@@ -157,7 +166,7 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
     """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
     others = OTHER_REGISTERS.get((groups, shape.owns_dq), 0)
-    consumers = groups * (shape.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN)
+    consumers = groups * (shape.fragment_registers + shape.registers_beside)
     even = (consumers + others) // (shape.threads // 128)
     return KernelNeeds(
         name=shape.name,

@@ -41,7 +41,7 @@ def _value_columns_fit_mma(s: BackwardPassSm90Shape) -> str | None:
 
 def _ahead_needs_two_stages(s: BackwardPassSm90Shape) -> str | None:
     order, stages = s.knobs.issue_order, (s.knobs.first_stages, s.knobs.second_stages)
-    if order == "serial" or (stages[0] > 1 and (order == "scores_ahead" or stages[1] > 1)):
+    if order == "serial" or (stages[0] > 1 and (order != "both_ahead" or stages[1] > 1)):
         return None
     return f"{order} holds two stages of a step ahead, got {stages}"
 
@@ -50,6 +50,12 @@ def _values_have_one_score(s: BackwardPassSm90Shape) -> str | None:
     if s.has_ds or s.knobs.issue_order != "both_ahead":
         return None
     return "a pass for dV alone has no dP to issue ahead"
+
+
+def _interleaving_needs_all_products(s: BackwardPassSm90Shape) -> str | None:
+    if s.name == "keys" or s.knobs.issue_order != "interleaved":
+        return None
+    return "interleaving takes a pass for dK and dV"
 
 
 def _dq_share_fits_warpgroups(s: BackwardPassSm90Shape) -> str | None:
@@ -77,6 +83,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "second_stages_range": within("second_stages", 1, MAX_STAGES),
     "ahead_needs_two_stages": _ahead_needs_two_stages,
     "values_have_one_score": _values_have_one_score,
+    "interleaving_needs_all_products": _interleaving_needs_all_products,
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }

@@ -1,7 +1,8 @@
 """The candidates of attention's backward of family ``sm90`` that a policy offers, and the one that needs no tuning.
 
 A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and stages
-that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with the serial order, too.
+that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with other orders, too. CTAs are
+persistent where their work is equal; the longest causal blocks first need the hardware's order.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ from .knobs import (
 from .resources import BackwardPassSm90Shape, shapes, smem_bytes
 from .rules import PRUNING_PREDICATES, pass_of, passes_of
 
-Feed = tuple[IssueOrder, tuple[int, int]]  # with the stages of what streams for S and for dP
+# With the stages of what streams for S and for dP, and True where the rows' own operands stay in registers.
+Feed = tuple[IssueOrder, tuple[int, int], bool]
 # A tile's stage is free when the results of its step are there. What is asked for at the beginning of the next step
 # takes three stages, or each step waits for memory; what is asked for at its end takes two.
 FEEDS: tuple[Feed, ...] = (
-    ("both_ahead", (4, 4)),
-    ("both_ahead", (3, 3)),
-    ("scores_ahead", (3, 2)),
-    ("serial", (2, 2)),
-    ("scores_ahead", (2, 2)),
-    ("scores_ahead", (2, 1)),
-    ("serial", (2, 1)),
-    ("serial", (1, 1)),
+    ("interleaved", (3, 2), True),
+    ("interleaved", (3, 2), False),
+    ("both_ahead", (4, 4), False),
+    ("both_ahead", (3, 3), False),
+    ("scores_ahead", (3, 2), False),
+    ("serial", (2, 2), False),
+    ("scores_ahead", (2, 2), False),
+    ("scores_ahead", (2, 1), False),
+    ("serial", (2, 1), False),
+    ("serial", (1, 1), False),
 )
+AHEAD = tuple(feed for feed in FEEDS if feed[0] != "interleaved")
 SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
@@ -103,10 +108,10 @@ def _points(
     if widest > WIDE:
         blocks = space.widest_blocks if widest > WIDEST else space.wide_blocks
         tiles = tuple(product(blocks, product((2,), blocks)))
-        feeds += (SERIAL,)
+        feeds += (AHEAD, SERIAL)
     for cta_order in space.cta_orders:
         for (dq_by, block), of_pass, dq_add in product(
-            space.shares, (FEEDS, SERIAL), space.dq_adds
+            space.shares, (FEEDS, AHEAD, SERIAL), space.dq_adds
         ):
             share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
             knobs = _fitted(problem, spec, "fused", block, of_pass, cta_order, dq_share=share)
@@ -136,7 +141,12 @@ def _fitted(
     """A point with what its passes have registers and shared memory for, or as asked where nothing fits."""
     plain = BackwardPassSm90(block_columns=block, issue_order=feeds[0][0])
     passes = dict.fromkeys(PASSES[decomposition], plain) | others
-    knobs = AttentionBackwardSm90Knobs(decomposition=decomposition, cta_order=cta_order, **passes)
+    knobs = AttentionBackwardSm90Knobs(
+        decomposition=decomposition,
+        cta_order=cta_order,
+        persistent=not problem.causal,
+        **passes,
+    )
     fitted = {
         name: value
         for shape in shapes(Candidate.of(problem, knobs))
@@ -147,8 +157,14 @@ def _fitted(
 
 def _first(shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec) -> dict[str, Any]:
     """The first issue order and stages of a pass that are legal and fit, by the names of their knobs."""
-    for (order, (first, second)), ds_stages in product(feeds, (2, 1)):
-        knobs = replace(shape.knobs, issue_order=order, first_stages=first, second_stages=second)
+    for (order, (first, second), held), ds_stages in product(feeds, (2, 1)):
+        knobs = replace(
+            shape.knobs,
+            issue_order=order,
+            first_stages=first,
+            second_stages=second,
+            held_rows=held,
+        )
         share = shape.share and replace(shape.share, ds_stages=ds_stages)
         made = replace(shape, knobs=knobs, share=share)
         if pass_of(made).violation is None and smem_bytes(made) <= spec.smem_per_block_bytes:

@@ -11,16 +11,19 @@ from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk as clk_of_mmas
-from ..shared.wgmma_cost import predict_steps
+from ..shared.wgmma_cost import modified_softmax, predict_steps
 from .resources import AttentionForwardSm90Shape, packed_heads, shape_of, split_bytes
 
 HBM_SHARE = 0.9  # of the peak, that a copy reaches and keys that stream do
 
 
 def step_clks(
-    shape: AttentionForwardSm90Shape, spec: ArchSpec, fit: Coefficients
+    shape: AttentionForwardSm90Shape, spec: ArchSpec, fit: Coefficients, modified: float = 1.0
 ) -> tuple[float, float]:
-    """Clocks of an SM for one key tile of all warpgroups: of its MMAs, and of what the softmax adds to them."""
+    """Clocks of an SM for one key tile of all warpgroups: of its MMAs, and of what the softmax adds to them.
+
+    A softmax takes `modified` times what one of plain scores does.
+    """
     knobs = shape.knobs
     scores = knobs.block_m * knobs.block_n
     columns = shape.candidate.padded_dim_qk + shape.value_columns
@@ -29,7 +32,7 @@ def step_clks(
         softmax = fit.wgmma_score_clk * scores
     else:
         softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
-        softmax *= fit.attention_sm90_softmax_share
+        softmax *= fit.attention_sm90_softmax_share * modified
         if not knobs.optimistic:
             softmax *= fit.attention_sm90_exact_share
     if knobs.mainloop != "serial":
@@ -80,7 +83,7 @@ def predict(
         longest_first=problem.causal,
         persistent=knobs.schedule == "static",
     )
-    mma_clk, exposed_clk = step_clks(shape, spec, fit)
+    mma_clk, exposed_clk = step_clks(shape, spec, fit, modified_softmax(problem))
     rows_of_mask = knobs.block_m if shape.masked else 0
     start_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
     if partial := sum(split_bytes(problem, candidate)):

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
 from ..shared.knobs import Sm90Knobs, Warpgroups
+from ..shared.sm90_rules import MODIFICATIONS
 
 Mainloop = Literal["strict", "serial", "overlap", "overlap_flat"]
 Output = Literal["through_q", "direct"]
@@ -48,6 +49,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     serves: ClassVar[frozenset[Service]] = frozenset(
         {("attention", "forward", "softmax"), ("retnet", "forward", "masked")}
     )
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
 
     warpgroups: int
     block_n: int

@@ -122,7 +122,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
-    idle = 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q
+    idle = 2 * tiles <= spec.num_sms and _keys(problem) >= LONG_KEYS * problem.seqlen_q
     few = problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= LEAST_QUERIES
     if few or (idle and _queries_are_few(problem)):
         return _default_stream(problem, spec)
@@ -143,6 +143,11 @@ def _rows(problem: Problem) -> int:
     return problem.seqlen_q * (problem.heads_q // problem.heads_kv)
 
 
+def _keys(problem: Problem) -> int:
+    """Keys that the queries see together: all, or those of their windows."""
+    return min(problem.seqlen_k, sum(problem.window) + problem.seqlen_q)
+
+
 def _queries_are_few(problem: Problem) -> bool:
     return problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= MOST_PACKED_ROWS
 
@@ -153,7 +158,7 @@ def split_counts(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchS
     The others fill the SMs once or twice: exactly, or as a power of two.
     """
     tiles, slots = row_tiles(problem, knobs), spec.num_sms
-    most = max(1, min(MOST_SPLITS, -(-problem.seqlen_k // knobs.block_n) // LEAST_SPLIT))
+    most = max(1, min(MOST_SPLITS, -(-_keys(problem) // knobs.block_n) // LEAST_SPLIT))
 
     def busy(splits: int) -> float:
         waves = tiles * splits / slots

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words, pass_words
@@ -20,9 +17,9 @@ class ChunksSm80(Kernel[ChunksKnobs]):
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
-    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
+    headings = RETENTION_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
-    renamed: ClassVar[Mapping[str, str]] = RENAMED_SCORES
+    renamed = RENAMED_SCORES
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells, chunk_words
@@ -19,7 +17,7 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
-    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
+    headings = RETENTION_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
 
     def entry(self, candidate: Candidate) -> Entry:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells
@@ -19,8 +17,8 @@ class RecurrentSm80(Kernel[RecurrentKnobs]):
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
-    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
-    spills_in_loop: ClassVar[bool] = True
+    headings = RETENTION_COLUMNS
+    spills_in_loop = True
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

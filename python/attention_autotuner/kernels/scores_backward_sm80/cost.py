@@ -42,14 +42,15 @@ def predict(
 
 def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[int, ...]:
     """Bytes through device memory of each kernel around the passes: the preprocess, and what adds sums up."""
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    batch, rows, of_keys = problem.extents
+    rows *= batch * problem.heads_q
     sums = rows * problem.padded_dim_qk * SUM_BYTES
     # O, its gradient, the LSE and its gradient; out come LSE and delta. Retnet reads r alone.
     read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
     preprocess = rows * (read + 2 * LSE_DELTA_BYTES)
     reductions: tuple[int, ...] = ()
     if shares > 1:
-        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        rows_k = batch * problem.heads_kv * of_keys
         once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
         # Written, read, and added up.
         reductions = (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)
@@ -166,14 +167,15 @@ def work_of(
     by_queries = shape.name == "dq"
     steps = tiles_of(problem, block=shape.block, step=step, by_queries=by_queries)
     group = problem.heads_q // problem.heads_kv
-    heads_kv = problem.batch * problem.heads_kv
+    batch, rows_q, rows_k = problem.extents
+    heads_kv = batch * problem.heads_kv
     row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO
     if by_queries:
-        stream_bytes = problem.seqlen_k * row_bytes
+        stream_bytes = rows_k * row_bytes
     else:
         # A CTA takes the queries of all heads, or of its share of them.
         steps = tuple(group // shares * count for count in steps)
-        stream_bytes = group * problem.seqlen_q * (row_bytes + LSE_DELTA_BYTES)
+        stream_bytes = group * rows_q * (row_bytes + LSE_DELTA_BYTES)
     return KernelWork(
         counts=counts,
         steps=steps,
@@ -190,8 +192,8 @@ def work_of(
 
 def _once_bytes(problem: Problem, shape: PassShape) -> int:
     """Bytes of what a pass holds and writes; of the sums of dQ, once in and once out."""
-    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
-    rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+    batch, of_q, of_k = problem.extents
+    rows_q, rows_k = batch * problem.heads_q * of_q, batch * problem.heads_kv * of_k
     both = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)
     if isinstance(shape, KeyShape):
         sums = 2 * rows_q * shape.padded_dim_qk * SUM_BYTES if shape.one_pass else 0

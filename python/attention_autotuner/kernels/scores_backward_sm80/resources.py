@@ -15,7 +15,13 @@ from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.passes import launch_needs
-from ..shared.workspace import SUM_BYTES, count_head_splits, lse_delta_bytes, shared_gradient_bytes
+from ..shared.workspace import (
+    SUM_BYTES,
+    count_blocks,
+    count_head_splits,
+    lse_delta_bytes,
+    shared_gradient_bytes,
+)
 from .knobs import KeyPass, RowPass, knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
@@ -238,7 +244,11 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     sums = 0
     for shape in shapes(candidate):
         if isinstance(shape, KeyShape) and shape.one_pass:
-            rows = -(-problem.seqlen_q // shape.knobs.block_m) * shape.knobs.block_m
-            sums = SUM_BYTES * problem.batch * problem.heads_q * rows * problem.padded_dim_qk
+            block = shape.knobs.block_m
+            blocks = (
+                count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
+            )
+            heads = problem.extents[0] * problem.heads_q
+            sums = SUM_BYTES * heads * blocks * block * problem.padded_dim_qk
     shared = shared_gradient_bytes(problem, shares_of_group(problem, candidate))
     return lse_delta_bytes(problem) + sums + shared

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_stratum, pass_words
@@ -21,9 +18,9 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
-    headings: ClassVar[tuple[str, ...]] = BACKWARD_COLUMNS
+    headings = BACKWARD_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
-    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | {
+    renamed = RENAMED_ORDERS | {
         "parts": "depth_slices",
         "part_slots": "slice_stages",
         "turns": "ping_pong",

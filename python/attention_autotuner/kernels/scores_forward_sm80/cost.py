@@ -65,19 +65,20 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
     """All that a candidate's kernel has to do for a problem; of retnet and retention, without the mask or decay."""
     knobs = knobs_of(candidate)
     columns = forward_resources.value_columns(candidate)
-    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+    batch, rows_q, rows_k = problem.extents
+    rows_q *= batch * problem.heads_q
     return KernelWork(
         counts=step_counts(candidate, fit),
         steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
-        heads=problem.batch * problem.heads_q,
+        heads=batch * problem.heads_q,
         slices=knobs.v_slices,
         longest_first=knobs.cta_order == "longest_first",
         persistent=knobs.persistent,
         causal=problem.causal,
         outer_bytes=knobs.block_m * (candidate.padded_dim_qk + columns) * ELEMENT_BYTES,
         once_bytes=ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v),
-        streams=problem.batch * problem.heads_kv,
-        stream_bytes=ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v),
+        streams=batch * problem.heads_kv,
+        stream_bytes=ELEMENT_BYTES * rows_k * (problem.dim_qk + problem.dim_v),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -11,7 +10,6 @@ from ..chunks_sm80.knobs import RENAMED_SCORES
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cells, order_words
 from ..shared.knobs import RENAMED_ORDERS
-from ..shared.rules import Rule
 from . import cost, resources, rules, space
 from .knobs import ForwardKnobs, knobs_of
 from .rules import PRUNING_PREDICATES
@@ -26,8 +24,8 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     workspace_bytes = staticmethod(resources.workspace_bytes)
-    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | RENAMED_SCORES
-    pruning: ClassVar[Mapping[str, Rule[Candidate]]] = PRUNING_PREDICATES
+    renamed = RENAMED_ORDERS | RENAMED_SCORES
+    pruning = PRUNING_PREDICATES
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

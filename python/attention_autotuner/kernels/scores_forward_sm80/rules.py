@@ -8,6 +8,7 @@ same name in ``templates/include/attention_autotuner/scores_forward_sm80/traits.
 from __future__ import annotations
 
 from ...core.candidate import Candidate
+from ...core.modifications import PACKED
 from ..chunks_sm80.rules import chunk_pass
 from ..shared.passes import Pass
 from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, divides, product_within, within
@@ -100,6 +101,12 @@ def _rows_per_warp_known(c: Candidate) -> str | None:
     return None if rows in (16, 32) else f"a warp owns 16 or 32 rows, got {rows}"
 
 
+def _packed_tiles_are_dispatched(c: Candidate) -> str | None:
+    if PACKED not in c.modifications or not knobs_of(c).persistent:
+        return None
+    return "tiles of packed sequences differ too much for a fixed share of each CTA, got persistent=True"
+
+
 KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
     **CLASS_PREDICATES,
     "warps_range": product_within("warps_m", "warps_n", MIN_WARPS, MAX_WARPS),
@@ -118,6 +125,7 @@ PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
     "rows_per_warp_known": _rows_per_warp_known,
     "p_in_registers_where_it_fits": _p_in_registers_where_it_fits,
     "slices_only_for_wide_heads": _slices_only_for_wide_heads,
+    "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
 }
 
 

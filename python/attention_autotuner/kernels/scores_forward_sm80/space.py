@@ -111,7 +111,7 @@ AUTO_ROWS = ForwardSpace(
     ctas_per_sm=(1, 2),
 )
 SPACES: dict[str, ForwardSpace] = {}  # by the spec's name; the others have the values above
-# Likewise. On an RTX 4090 the recorded searches (benchmarks/tuning_logs.py) have this tile 8.6 % ahead of the general
+# Likewise. On an RTX 4090 the recorded searches (tests/recorded_searches.py) have this tile 8.6 % ahead of the general
 # row's at head dim 128, and the cost model sides with them; see docs/cost_model.md.
 PREFERENCES: dict[str, tuple[ForwardPreference, ...]] = {
     "RTX4090": (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, cells, order_words
@@ -21,7 +18,7 @@ class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
-    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS
+    renamed = RENAMED_ORDERS
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from math import log
 from statistics import fmean
 
-from .coefficients import BOUNDS, BY_HAND, Coefficients
+from .coefficients import BOUNDS, Coefficients
 
 ABSOLUTE_WEIGHT = 0.2  # of a problem's mean log error beside the spread around it: ranking matters more than level
 
@@ -50,7 +50,7 @@ def loss(samples: Sequence[Sample], coefficients: Coefficients) -> float:
 
 def calibrate(
     samples: Sequence[Sample],
-    start: Coefficients = BY_HAND,
+    start: Coefficients,
     *,
     bounds: dict[str, tuple[float, float]] | None = None,
     sweeps: int = 12,

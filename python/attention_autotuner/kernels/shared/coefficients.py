@@ -6,7 +6,7 @@ stand beside each. :mod:`.calibration` fits the constants to measurements.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -19,7 +19,7 @@ def fitted(value: float, low: float, high: float) -> Any:
 class Coefficients:
     """Fitted constants, the same for every GPU; clocks are those of an SM. The defaults are the fitted values.
 
-    Those without a prefix were fitted by :func:`.calibration.calibrate` to benchmarks/recorded_searches.csv (A100 and
+    Those without a prefix were fitted by :func:`.calibration.calibrate` to tests/data/recorded_searches.csv (A100 and
     RTX 4090, another kernel of the same instructions) and to nine rates of these kernels on an H200
     (docs/kernel_log.md), then rounded. Neither has candidates with qk_ahead or persistent CTAs: these follow what the
     kernel log says of them, behind at every head dim and 3-9 % behind. The prefixes:
@@ -202,21 +202,6 @@ class Coefficients:
 
 
 FITTED = Coefficients()
-
-# Start values by hand (latencies as micro-benchmarks of these parts publish them) of what the logs decide.
-BY_HAND = replace(
-    FITTED,
-    tensor_efficiency=0.95,
-    smem_efficiency=0.9,
-    unit_sharpness=2.0,
-    warp_overlap_power=1.0,
-    ahead_exposure=0.5,
-    scores_alu_instructions=4.0,
-    barrier_clk=40.0,
-    load_latency_clk=600.0,
-    cta_clk=1500.0,
-    memory_overlap_loss=0.1,
-)
 
 # What a fit may move, and between which bounds. A constant without influence on the data at hand stays as it is.
 BOUNDS: dict[str, tuple[float, float]] = {

@@ -4,51 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...arch.occupancy import KernelNeeds, least_registers, register_cap, registers_per_thread
 from ...arch.spec import ArchSpec
+from ...core.report import Counts
 from .coefficients import Coefficients
-
-
-class ResourceReport(Protocol):
-    """A compiler's report of one kernel, or of the worst of several."""
-
-    @property
-    def registers(self) -> int:
-        """32-bit registers per thread."""
-
-    @property
-    def spill_store_bytes(self) -> int:
-        """Bytes of spill stores per thread."""
-
-    @property
-    def spill_load_bytes(self) -> int:
-        """Bytes of spill loads per thread."""
-
-    @property
-    def static_smem_bytes(self) -> int:
-        """Static shared memory of one CTA."""
-
-    @property
-    def loop_spills(self) -> bool | None:
-        """True where a main loop touches local memory; None where nobody looked."""
-
-
-class NamedResourceReport(ResourceReport, Protocol):
-    """A compiler's report of one kernel."""
-
-    @property
-    def name(self) -> str:
-        """Mangled name."""
-
-
-class Report(ResourceReport, Protocol):
-    """The part of a compiler report that refining reads (``codegen``'s CompilerReport has it)."""
-
-    @property
-    def kernels(self) -> Sequence[NamedResourceReport]:
-        """Each kernel by itself; empty where only the worst of all is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +43,7 @@ def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
     )
 
 
-def reported_usage(needs: KernelNeeds, report: ResourceReport, fit: Coefficients) -> Usage:
+def reported_usage(needs: KernelNeeds, report: Counts, fit: Coefficients) -> Usage:
     """The resources that a kernel takes by its compiler's report."""
     spilled = report.spill_store_bytes + report.spill_load_bytes
     share = fit.spill_share_outside_loops if report.loop_spills is False else 1.0

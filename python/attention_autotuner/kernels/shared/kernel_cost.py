@@ -139,6 +139,8 @@ def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> Ker
 
 
 def mask_bytes(problem: Problem) -> int:
-    """Bytes of an explicit mask that a kernel reads: that of every head, half of it when causal."""
+    """Bytes of an explicit mask that a kernel reads: that of every head, half of it when causal; 0 without one."""
+    if problem.score != "masked":
+        return 0
     whole = ELEMENT_BYTES * problem.heads_q * problem.seqlen_q * problem.seqlen_k
     return whole // 2 if problem.causal else whole

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import heapq
 from functools import lru_cache
-from itertools import accumulate
-from math import gcd
 
 from ...core.problem import NO_WINDOW, Problem
 
@@ -35,14 +33,23 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
         by_queries: which of the two.
 
     Returns:
-        One count per block; the longest first when causal. A block of queries that see no key, or of keys that no
-        query sees, counts 0.
+        One count per block, of packed sequences one after the other; the longest first when causal. A block of queries
+        that see no key, or of keys that no query sees, counts 0.
     """
-    rows, keys, offset = problem.seqlen_q, problem.seqlen_k, problem.causal_offset
+    counts: tuple[int, ...] = ()
+    for rows, keys in problem.lengths:
+        counts += _tiles_of_sequence(problem, rows, keys, block, step, by_queries)
+    return counts
+
+
+def _tiles_of_sequence(
+    problem: Problem, rows: int, keys: int, block: int, step: int, by_queries: bool
+) -> tuple[int, ...]:
+    offset = problem.offset_of(rows, keys)
     length, other = (rows, keys) if by_queries else (keys, rows)
     tiles, starts = -(-other // step), range(0, length, block)
     if problem.window_size != NO_WINDOW:
-        return _tiles_in_window(problem, block, step, by_queries)
+        return _tiles_in_window(problem, rows, keys, block, step, by_queries)
     if not problem.causal:
         return (tiles,) * len(starts)
     if not by_queries:
@@ -51,9 +58,11 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
     return tuple(-(-max(0, min(keys, count)) // step) for count in seen)
 
 
-def _tiles_in_window(problem: Problem, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
+def _tiles_in_window(
+    problem: Problem, rows: int, keys: int, block: int, step: int, by_queries: bool
+) -> tuple[int, ...]:
     left, right = problem.window
-    offset, length, other = problem.causal_offset, problem.seqlen_q, problem.seqlen_k
+    offset, length, other = problem.offset_of(rows, keys), rows, keys
     if not by_queries:  # seen from the keys, the window is the other way round
         left, right, offset, length, other = right, left, -offset, other, length
     counts = []
@@ -92,9 +101,9 @@ def makespan(
     if min(row_costs) == max(row_costs):
         return row_costs[0] * -(-tiles // slots)
     if persistent and longest_first:
-        return _static_sorted(row_costs, heads * value_slices, slots)
+        return _static(row_costs, heads * value_slices, 1, slots)
     if persistent:
-        return _static_periodic(row_costs, heads, value_slices, slots)
+        return _static(row_costs, value_slices, heads, slots)
     if longest_first:
         return _greedy_groups(row_costs, heads * value_slices, slots)
     return _greedy_rows(row_costs, heads, value_slices, slots)
@@ -140,35 +149,10 @@ def _greedy_rows(
     return latest + skipped * value_slices * sum(row_costs) / slots
 
 
-def _static_sorted(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
-    """Static striding over a list that never gets costlier: slot 0 holds the largest sum."""
-    total = 0
-    for block, cost in enumerate(row_costs):
-        first, last = block * repeats, (block + 1) * repeats
-        # Multiples of `slots` in [first, last) are the tiles of slot 0 in this group.
-        total += cost * (-(-last // slots) - -(-first // slots))
-    return total
+def _static(row_costs: tuple[int, ...], neighbours: int, repeats: int, slots: int) -> int:
+    """Static striding over a list in which each cost stands for some neighbours, and which repeats."""
+    import numpy as np  # most commands rank nothing
 
-
-def _static_periodic(row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int) -> int:
-    """Static striding over a list that repeats head by head: sums along each residue's cycle."""
-    costs = [cost for cost in row_costs for _ in range(value_slices)]
-    period = len(costs)
-    tiles = period * heads
-    cosets = gcd(slots, period)
-    length = period // cosets
-    prefixes: list[list[int]] = []
-    place = [0] * period
-    for coset in range(cosets):
-        stride = [(coset + step * slots) % period for step in range(length)]
-        for index, position in enumerate(stride):
-            place[position] = index
-        prefixes.append(list(accumulate((costs[p] for p in stride + stride), initial=0)))
-    latest = 0
-    for slot in range(min(slots, tiles)):
-        count = -(-(tiles - slot) // slots)
-        prefix = prefixes[slot % cosets]
-        start = place[slot % period]
-        cycles, rest = divmod(count, length)
-        latest = max(latest, cycles * prefix[length] + prefix[start + rest] - prefix[start])
-    return latest
+    costs = np.tile(np.repeat(row_costs, neighbours), repeats)
+    rounds = np.pad(costs, (0, -len(costs) % slots)).reshape(-1, slots)
+    return int(rounds.sum(axis=0).max())

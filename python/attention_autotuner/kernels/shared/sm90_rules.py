@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
+from ...core.modifications import MODIFICATIONS as ALL
 from .sm90_tiles import Sm90Shape
+
+MODIFICATIONS = frozenset(ALL) - {"attn_mask"}
+"""Score modifications that attention's kernels can be compiled with."""
+LACKS_MASKS = (
+    "scores stand in registers in the order of WGMMA, in which a tensor of masks would be read word by word: family "
+    "sm80 does that"
+)
 
 
 def tma_needs_alignment(s: Sm90Shape) -> str | None:
@@ -23,7 +30,7 @@ def warpgroups_range(s: Sm90Shape) -> str | None:
 def fragments_fit_warpgroup(s: Sm90Shape) -> str | None:
     """A thread has registers for its fragments and for the values beside them."""
     registers = s.consumer_registers or 0
-    wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
+    wanted = s.fragment_registers + s.registers_beside
     if wanted <= registers:
         return None
     return (

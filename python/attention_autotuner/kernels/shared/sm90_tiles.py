@@ -37,6 +37,11 @@ class Sm90Shape:
     registers_by_warpgroups: ClassVar[Mapping[int, int]] = {}
 
     @property
+    def registers_beside(self) -> int:
+        """Registers that a thread needs at least beside its fragments."""
+        return REGISTERS_BESIDE_FRAGMENTS_MIN
+
+    @property
     def consumer_registers(self) -> int | None:
         """Registers of a consumer thread; None where there are not so many warpgroups."""
         return self.registers_by_warpgroups.get(self.knobs.warpgroups)

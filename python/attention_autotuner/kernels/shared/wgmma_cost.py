@@ -69,6 +69,16 @@ def predict_warpgroups(work: Sm90Work, spec: ArchSpec, usage: Usage, fit: Coeffi
     )
 
 
+# What modifications add to the time of a softmax, by counting instructions: another result of the unit of exponentials,
+# one FMA.
+SOFTMAX_SHARES = {"softcap": 0.6, "alibi_slopes": 0.2}
+
+
+def modified_softmax(problem: Problem) -> float:
+    """The time of a softmax with a problem's modifications, over that of one without."""
+    return 1.0 + sum(SOFTMAX_SHARES.get(name, 0.0) for name in problem.modifications)
+
+
 def mma_clk(multiplications: int, spec: ArchSpec) -> float:
     """Clocks of an SM for so many multiplications by WGMMA; 0 where it has none."""
     rate = spec.wgmma_flops_per_clk_per_sm

@@ -13,7 +13,8 @@ from .super_chunks import SuperChunks
 SUM_BYTES = 4  # fp32
 ELEMENT_BYTES = 2  # fp16 and bf16
 WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
-LSE_DELTA_PADDING = 128  # rows; see common/backward_arguments.cuh
+LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
+LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
 
 
@@ -39,6 +40,8 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
         block: keys of a CTA.
         enough_ctas: CTAs that are enough.
     """
+    if problem.packed:
+        return 1
     group = problem.heads_q // problem.heads_kv
     ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
     divisors = (n for n in range(1, group + 1) if group % n == 0)
@@ -48,7 +51,14 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
 def lse_delta_bytes(problem: Problem) -> int:
     """Bytes of LSE and delta of all rows of queries, with what a tile may read beyond the sequence."""
     rows = (-(-problem.seqlen_q // LSE_DELTA_PADDING) + 1) * LSE_DELTA_PADDING
-    return SUM_BYTES * ROW_VALUES * problem.batch * problem.heads_q * rows
+    if problem.packed:
+        rows = count_blocks(problem, LSE_DELTA_PADDING, LSE_DELTA_SPARE) * LSE_DELTA_PADDING
+    return SUM_BYTES * ROW_VALUES * problem.extents[0] * problem.heads_q * rows
+
+
+def count_blocks(problem: Problem, block: int, spare: int = 1) -> int:
+    """Blocks of queries of all packed sequences at most; the twin of ``count_blocks`` in ``common/sequences.cuh``."""
+    return problem.packed_rows[0] // block + (problem.batch + 1) * spare
 
 
 def shared_gradient_bytes(problem: Problem, splits: int) -> int:

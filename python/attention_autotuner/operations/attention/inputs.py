@@ -138,11 +138,16 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
         k: ``[batch, heads_kv, seqlen_k, dim_qk]``; keys that are NaN are not read.
         lse: of the reference, minus infinity in rows that see no key.
     """
+    return FP32_SUM * (most_scores(q, k) + lse.masked_fill(lse.isinf(), 0.0).abs())
+
+
+def most_scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A bound of each row's scores, and of the sums of their terms' magnitudes; arguments as of rounding_of_lse."""
     largest_key = k.float().norm(dim=-1).nan_to_num(0.0).amax(-1, keepdim=True)
     largest_key = largest_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scale = float(q.shape[-1] ** -0.5)
-    terms: torch.Tensor = scale * q.float().norm(dim=-1) * largest_key
-    return FP32_SUM * (terms + lse.masked_fill(lse.isinf(), 0.0).abs())
+    most: torch.Tensor = scale * q.float().norm(dim=-1) * largest_key
+    return most
 
 
 def shift_of_delta(inputs: Inputs, o_exact: torch.Tensor) -> torch.Tensor:

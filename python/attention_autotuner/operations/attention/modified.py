@@ -7,7 +7,9 @@ key bounds), the sink in the softmax's denominator. One batch entry and K/V head
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from .reference import Bounds, key_range
 
 MASK_DTYPES = (torch.bool, torch.float32, torch.float16, torch.bfloat16)
 """Of ``attn_mask``, in the order of the C ABI's ``attn_mask_kind``."""
+CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +37,11 @@ class Modifiers:
             with the end of a batch entry's keys in place of ``seqlen_k``.
         attn_mask: ``[batch, heads_q, seqlen_q, seqlen_k]``, boolean, True where a pair takes part, or what is added.
         sinks: fp32 ``[heads_q]``, logits that join the denominator and LSE; they are not scaled, capped or masked.
+        cu_seqlens_q: where packed sequences end, int32 ``[sequences + 1]`` from 0; None where batch entries are
+            sequences. Packed, there is one batch entry, ``alibi_slopes`` may be ``[sequences, heads_q]``, and rows
+            behind the last sequence see no key.
+        cu_seqlens_k: the same of keys.
+        max_seqlens: the greatest lengths of packed queries and keys.
     """
 
     window_size: tuple[int, int] = NO_WINDOW
@@ -40,6 +49,9 @@ class Modifiers:
     alibi_slopes: torch.Tensor | None = None
     attn_mask: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_seqlens: tuple[int, int] = (0, 0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,8 +72,29 @@ class Modifiers:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The values that are tensors, by name."""
-        values = {name: getattr(self, name) for name in VALUED}
+        values = {name: getattr(self, name) for name in (*VALUED, *CU_SEQLENS)}
         return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
+
+    def of_sequences(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> Iterator[tuple[slice, slice, Three, Modifiers]]:
+        """The rows of q and k in each packed sequence, its q, k and v, and its modifications; what lies behind is last.
+
+        Args:
+            q: ``[1, heads_q, total_q, dim_qk]``.
+            k: ``[1, heads_kv, total_k, dim_qk]``.
+            v: ``[1, heads_kv, total_k, dim_v]``.
+        """
+        assert self.cu_seqlens_q is not None
+        assert self.cu_seqlens_k is not None
+        slopes, bent = self.alibi_slopes, replace(self, cu_seqlens_q=None, cu_seqlens_k=None)
+        bounds_q = [*pairwise(self.cu_seqlens_q.tolist()), (int(self.cu_seqlens_q[-1]), q.shape[2])]
+        bounds_k = [*pairwise(self.cu_seqlens_k.tolist()), (k.shape[2], k.shape[2])]
+        for b, (of_q, of_k) in enumerate(zip(bounds_q, bounds_k, strict=True)):
+            rows, keys = slice(*of_q), slice(*of_k)
+            if slopes is not None and slopes.dim() == 2:
+                bent = replace(bent, alibi_slopes=slopes[min(b, len(slopes) - 1)])
+            yield rows, keys, (q[:, :, rows], k[:, :, keys], v[:, :, keys]), bent
 
 
 def _is_on(value: float | torch.Tensor | None) -> bool:
@@ -88,6 +121,11 @@ def attention_modified(
         options: ``softmax_scale``, ``causal``, ``causal_alignment``, ``seqlens_k`` and ``starts_k`` as
             :func:`.attention_bounded` takes them.
     """
+    if modifiers.cu_seqlens_q is not None:
+        packed = list(modifiers.of_sequences(q, k, v))
+        named = {"dtype": dtype, **options}
+        pairs = [attention_modified(*three, modifiers=m, **named) for _, _, three, m in packed]
+        return torch.cat([o for o, _ in pairs], dim=2), torch.cat([lse for _, lse in pairs], dim=2)
     group = q.shape[1] // k.shape[1]
     o, lse = [], []
     with full_precision():
@@ -121,6 +159,16 @@ def attention_modified_backward(
     sinks = modifiers.sinks
     dq, dk, dv = map(zeros, (q, k, v))
     dsinks = () if sinks is None else (zeros(sinks),)
+    if modifiers.cu_seqlens_q is not None:
+        for rows, keys, three, of_one in modifiers.of_sequences(q, k, v):
+            of_o, of_lse = (None if x is None else x[:, :, rows] for x in (grad_o, grad_lse))
+            results = attention_modified_backward(
+                of_o, of_lse, *three, modifiers=of_one, dtype=dtype, **options
+            )
+            dq[:, :, rows], dk[:, :, keys], dv[:, :, keys] = results[:3]
+            for total, addend in zip(dsinks, results[3:], strict=True):
+                total += addend
+        return dq, dk, dv, *dsinks
     with torch.no_grad(), full_precision():
         for b in range(q.shape[0]):
             for head in range(k.shape[1]):

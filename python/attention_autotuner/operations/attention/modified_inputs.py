@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,16 +14,25 @@ from ...core.problem import Problem
 from ..shared import binding
 from ..shared.binding import Binding, Normal, Reference
 from ..shared.tensors import Inputs, Shapes
-from .inputs import AttentionBackward, AttentionForward, moved_off, rounding_of_lse, shift_of_delta
-from .modified import Modifiers, attention_modified, attention_modified_backward
+from .inputs import (
+    AttentionBackward,
+    AttentionForward,
+    most_scores,
+    moved_off,
+    rounding_of_lse,
+    shift_of_delta,
+)
+from .modified import CU_SEQLENS, Modifiers, attention_modified, attention_modified_backward
 
 SOFTCAP = 1.5  # normal scores are around 1
 SINKS_SPREAD = 3.0
+TANH_ERROR = 2.0**-11  # of the result, of the instruction that some kernels take
 
 
 def modifiers_of(problem: Problem, inputs: Inputs) -> Modifiers:
     """The values that a launch with these inputs takes."""
-    tensors = {name: inputs.tensors[name] for name in VALUED if name in inputs.tensors}
+    names = (*VALUED, *CU_SEQLENS)
+    tensors: Any = {name: inputs.tensors[name] for name in names if name in inputs.tensors}
     softcap = inputs.scalars.get("softcap", 0.0)
     return Modifiers(window_size=problem.window_size, softcap=softcap, **tensors)
 
@@ -47,8 +57,24 @@ def with_values(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
         tensors["attn_mask"] = mask.expand(problem.batch, heads, -1, -1)
     if "sinks" in problem.modifications:
         tensors["sinks"] = SINKS_SPREAD * normal.floats(heads)
+    if problem.packed:
+        for name, x, lengths in zip(
+            CU_SEQLENS, (inputs.q, inputs.k), _lengths(problem, seed), strict=True
+        ):
+            ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+            assert ends[-1] <= x.shape[2]
+            tensors[name] = ends.to(x.device)
     made = Inputs(tensors=tensors, scalars=scalars)
     return replace(made, scalars={**scalars, **modifiers_of(problem, made).scalars})
+
+
+def _lengths(problem: Problem, seed: int) -> tuple[list[int], list[int]]:
+    """Lengths of queries and keys: typical ones; for odd seeds in another order, some 0 and 1, with rows behind."""
+    of_q, of_k = map(list, zip(*problem.lengths, strict=True))
+    if seed % 2:
+        of_q = [0 if i % 4 == 1 else x for i, x in enumerate(reversed(of_q))]
+        of_k = [min(x, i % 3) if i % 3 < 2 else x for i, x in enumerate(of_k)]
+    return of_q, of_k
 
 
 def _options(problem: Problem, inputs: Inputs) -> dict[str, Any]:
@@ -71,6 +97,9 @@ class ModifiedForward(AttentionForward):
         o_low, lse_low = attention_modified(*read, **options, dtype=inputs.q.dtype)
         yield "o", o_ref, o_low
         width = rounding_of_lse(inputs.q, inputs.k, lse_ref)
+        if "softcap" in problem.modifications:
+            most = most_scores(inputs.q, inputs.k).clamp(max=inputs.scalars["softcap"])
+            width = width + TANH_ERROR * most
         yield "lse", lse_ref, moved_off(lse_ref, lse_low, width)
 
 

@@ -27,5 +27,9 @@ def scalars(problem: Problem, scale: float) -> dict[str, float]:
         "softmax_scale": scale,
         "window_left": problem.window_size[0],
         "window_right": problem.window_size[1],
-        "causal_from_end": int(problem.key_bounds and problem.causal_alignment == "bottom_right"),
+        "causal_from_end": int(
+            (problem.key_bounds or problem.packed) and problem.causal_alignment == "bottom_right"
+        ),
+        "total_q": problem.packed_rows[0],
+        "total_k": problem.packed_rows[1],
     }

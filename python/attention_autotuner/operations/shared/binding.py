@@ -42,7 +42,8 @@ class Binding(Protocol):
 
 def output_shapes(problem: Problem, of_rows: str = "") -> Shapes:
     """Shape and dtype of o and, by its name, of an fp32 value of every row."""
-    rows = (problem.batch, problem.heads_q, problem.seqlen_q)
+    batch, of_q, _ = problem.extents
+    rows = (batch, problem.heads_q, of_q)
     o: Shapes = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
     return {**o, of_rows: (rows, torch.float32)} if of_rows else o
 
@@ -58,10 +59,11 @@ def gradients_of_formula(
 def gradient_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of dq, dk and dv."""
     p, dtype = problem, TORCH_DTYPES[problem.dtype]
+    batch, rows_q, rows_k = p.extents
     return {
-        "dq": ((p.batch, p.heads_q, p.seqlen_q, p.dim_qk), dtype),
-        "dk": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_qk), dtype),
-        "dv": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_v), dtype),
+        "dq": ((batch, p.heads_q, rows_q, p.dim_qk), dtype),
+        "dk": ((batch, p.heads_kv, rows_k, p.dim_qk), dtype),
+        "dv": ((batch, p.heads_kv, rows_k, p.dim_v), dtype),
     }
 
 
@@ -85,7 +87,7 @@ class Normal:
     def dout(self) -> torch.Tensor:
         """``[batch, heads_q, seqlen_q, dim_v]``."""
         p = self._problem
-        return self._tensor(p.heads_q, p.seqlen_q, p.dim_v)
+        return self._tensor(p.heads_q, p.extents[1], p.dim_v)
 
     def qkv(self) -> dict[str, torch.Tensor]:
         """q, k and v by name, in this order."""
@@ -97,7 +99,7 @@ class Normal:
         return torch.randn(shape, device=self.device, generator=self._generator)
 
     def _tensor(self, heads: int, rows: int, columns: int) -> torch.Tensor:
-        batch = self._problem.batch
+        batch = self._problem.extents[0]
         offset = 0 if self._problem.alignment_bytes == 16 else 1  # elements
         flat = torch.randn(
             batch * heads * rows * columns + offset,

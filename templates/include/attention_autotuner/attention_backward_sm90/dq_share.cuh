@@ -32,6 +32,7 @@ struct DqShareSm90 {
   // dS K with dS [queries, keys] at `ds` and K at `k`.
   __device__ __forceinline__ void issue(uint32_t ds, uint32_t k, int row, int column) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    asm volatile("" : "+r"(ds), "+r"(k));
     uint64_t const a = make_smem_desc(ds + row * kSwizzleRowBytes, 0);
     uint64_t const b = make_smem_desc(k + column / kSwizzleColumns * T::kBlockRows * kSwizzleRowBytes,
                                       T::kBlockRows * kSwizzleRowBytes);
@@ -46,11 +47,11 @@ struct DqShareSm90 {
     warpgroup_commit_batch();
   }
 
-  // Adds it, once it is complete, to the sums of its tile, which start at `tile`. `stage`: shared memory of this warp.
+  // Adds it, once it is complete, to the sums of its tile, which start at `tile`; or puts it into shared memory of this
+  // warp, at `stage`, for `send`.
   __device__ __forceinline__ void add(float* tile, int row, int column, uint32_t stage) {
     fence_accumulators(sums);
-    constexpr int kTilesPerRow = T::kDepth / 8;
-    float* const first = tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
+    float* const first = place(tile, row, column);
     if constexpr (T::kBulkDq) wait_added();
 #pragma unroll
     for (int g = 0; g < T::kDqColumns / 8; ++g) {
@@ -61,11 +62,21 @@ struct DqShareSm90 {
         add_four(first + 128 * g + 4 * lane_index(), a, b, c, d);
       }
     }
+  }
+  // Of bulk additions; apart, because the fence waits for the stores, which other work can cover.
+  __device__ __forceinline__ static void send(float* tile, int row, int column, uint32_t stage) {
     if constexpr (T::kBulkDq) {
       fence_view_async_shared();
       __syncwarp();
-      if (lane_index() == 0) bulk_add(first, stage, 64 * minimum(T::kDqColumns, T::kDepth - column));
+      if (lane_index() == 0) {
+        bulk_add(place(tile, row, column), stage, 64 * minimum(T::kDqColumns, T::kDepth - column));
+      }
     }
+  }
+  // Where this warp's sums of a tile start.
+  __device__ __forceinline__ static float* place(float* tile, int row, int column) {
+    constexpr int kTilesPerRow = T::kDepth / 8;
+    return tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
   }
   // Until what this warp adds has been read from shared memory.
   __device__ __forceinline__ static void wait_added() {
@@ -75,27 +86,32 @@ struct DqShareSm90 {
 };
 
 // Which tile of queries of all, and where its sums start.
-__device__ __forceinline__ int64_t dq_tile_index(BackwardPassSm90Arguments const& arguments, int batch,
-                                                 Cursor const& now) {
+template <typename Arguments>
+__device__ __forceinline__ int64_t dq_tile_index(Arguments const& arguments, int batch, Cursor const& now) {
   auto const& common = arguments.common;
   return (int64_t(batch) * common.params.heads_q + now.head) * common.dq_tiles + now.tile;
 }
 template <typename T>
-__device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments const& arguments, int64_t index) {
+__device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments<typename T::Params> const& arguments,
+                                          int64_t index) {
   return arguments.common.dq_sum + index * (T::kBlockColumns * T::kDepth);
 }
 
 // Around the additions of one warpgroup to its part of a tile: shares come in the order of their blocks of keys. All
-// blocks before one that sees a tile of queries see it as well, so that a semaphore counts them.
+// blocks before one that sees a tile of queries see it as well, from block 0 or, in windows, from the first one on, so
+// that a semaphore counts them.
 template <typename T>
 struct DqSemaphore {
   int* place;
   int block, barrier;
 
-  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments const& arguments, int64_t tile, int part, int block,
-                                         int barrier)
-      : place(arguments.semaphores + tile * T::kDqParts + part), block(block), barrier(barrier) {
+  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments<typename T::Params> const& arguments, int64_t tile,
+                                         Cursor const& now, int part, int of_keys, int barrier)
+      : place(arguments.semaphores + tile * T::kDqParts + part), block(of_keys), barrier(barrier) {
     if constexpr (T::kOrdered) {
+      if constexpr (T::kModified) {
+        block -= arguments.common.first_key(now.tile * T::kBlockColumns) / T::kBlockRows;
+      }
       if (leads_warpgroup()) semaphore_wait(place, block);
       named_barrier(barrier, kWarpgroupThreads);
     }

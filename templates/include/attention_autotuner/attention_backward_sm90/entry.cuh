@@ -10,6 +10,7 @@
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/sink_gradient.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
@@ -57,19 +58,21 @@ struct BackwardPassesSm90<Config, Decomposition::kThreePass> {
 template <typename Config>
 struct AttentionBackwardSm90Entry {
   using Element = typename Config::Element;
-  using Params = AttentionBackwardParams1002;
+  using Params = BackwardParamsOf<Config>;
   using Common = BackwardArguments<Params>;
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
+  using Mods = ScoreModsOf<Config>;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
-  static inline std::atomic<bool> prepared[kMaxDevices];
+  static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
   static int32_t prepare(int32_t device) {
-    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
-    int resident = 0;
+    if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
+    int resident = 0, count = 0;
     int32_t const status =
         Steps()
             .then([&] { return TmaDescriptors::prepare(device); })
+            .then([&] { return cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device)); })
             .then([&] {
               return Passes::for_each([&](auto traits) {
                 using T = decltype(traits);
@@ -77,7 +80,14 @@ struct AttentionBackwardSm90Entry {
                 return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
               });
             })
-            .then([&] { return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident); })
+            .then([&] {
+              if constexpr (Mods::kSinks) {
+                int32_t const of_sinks =
+                    prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+                if (of_sinks != ATTENTION_AUTOTUNER_OK) return of_sinks;
+              }
+              return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident);
+            })
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] {
               if constexpr (kFused) {
@@ -87,7 +97,7 @@ struct AttentionBackwardSm90Entry {
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
             .status();
-    if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
     return status;
   }
 
@@ -124,7 +134,8 @@ struct AttentionBackwardSm90Entry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+    bool const fits =
+        takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_values<typename Mods::Modifications>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -138,7 +149,7 @@ struct AttentionBackwardSm90Entry {
   }
 
   template <typename T>
-  static bool describe(softmax_backward::BackwardPassSm90Arguments& a, Params const& p) {
+  static bool describe(softmax_backward::BackwardPassSm90Arguments<Params>& a, Params const& p) {
     int const queries = T::kByQueries ? T::kBlockRows : T::kBlockColumns;
     int const keys = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
     auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
@@ -163,22 +174,23 @@ struct AttentionBackwardSm90Entry {
     return section;
   }
   template <typename T>
-  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream) {
+  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
-    softmax_backward::BackwardPassSm90Arguments arguments;
+    softmax_backward::BackwardPassSm90Arguments<Params> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
+    if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
     arguments.semaphores = semaphores;
     int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * p.batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int const section = section_heads<T>(p, heads * p.batch, common.splits.divisor);
-    softmax_backward::SectionList const list{T::kByQueries && p.causal, Divider::by(section * blocks),
-                                             Divider::by(section), Divider::by(heads),
-                                             Divider::by(p.heads_q / p.heads_kv)};
-    softmax_backward::attention_backward_sm90<Config, T>
-        <<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
+    softmax_backward::SectionList const list{
+        int(tiles),           T::kByQueries && p.causal, Divider::by(section * blocks),
+        Divider::by(section), Divider::by(heads),        Divider::by(p.heads_q / p.heads_kv)};
+    int const ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
+    softmax_backward::attention_backward_sm90<Config, T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());
   }
 
@@ -188,18 +200,13 @@ struct AttentionBackwardSm90Entry {
     if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
       return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     }
-    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    int const most_ctas = multiprocessors[device].load(std::memory_order_relaxed);  // registers leave room for one each
+    if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    Common const common{p,
-                        p.softmax_scale * kLog2E,
-                        at(0),
-                        at(places.shift),
-                        at(places.dq_sum),
-                        int(places.lse_delta_rows),
-                        int(places.dq_tiles),
-                        Divider::by(places.splits),
-                        at(places.dk_partial),
+    Common const common{with_window(p),       p.softmax_scale * kLog2E,   at(0),
+                        at(places.shift),     at(places.dq_sum),          int(places.lse_delta_rows),
+                        int(places.dq_tiles), Divider::by(places.splits), at(places.dk_partial),
                         at(places.dv_partial)};
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
     int64_t const heads = int64_t(p.batch) * p.heads_q;
@@ -208,10 +215,17 @@ struct AttentionBackwardSm90Entry {
     backward_preprocess<Config>
         <<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
     return Steps()
-        .then([] { return cuda_status(cudaGetLastError()); })
+        .then([&] {
+          if constexpr (Mods::kSinks) {
+            if (p.dsinks != nullptr) {
+              backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, kSinkSmemBytes, stream>>>(common);
+            }
+          }
+          return cuda_status(cudaGetLastError());
+        })
         .then([&] {
           return Passes::for_each(
-              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream); });
+              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream, most_ctas); });
         })
         .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);
@@ -236,7 +250,7 @@ struct AttentionBackwardSm90Entry {
       threads = maximum(threads, T::kThreads);
       return int32_t(ATTENTION_AUTOTUNER_OK);
     });
-    return kernel_info<Config>(Keys::kBlockColumns, Keys::kBlockRows, threads, smem);
+    return kernel_info<Config, Params>(Keys::kBlockColumns, Keys::kBlockRows, threads, smem);
   }
 };
 

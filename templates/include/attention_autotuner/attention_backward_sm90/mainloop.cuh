@@ -10,6 +10,7 @@
 #include "attention_autotuner/attention_backward_sm90/scores.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
 
 namespace attention_autotuner::softmax_backward {
@@ -25,10 +26,12 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   using Base::Base;
   using Base::base_of;
   using Base::batch;
+  using Base::begin;
   using Base::dp;
   using Base::ds;
   using Base::ds_tile;
   using Base::empty;
+  using Base::end;
   using Base::full;
   using Base::group;
   using Base::p;
@@ -36,13 +39,13 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   using Base::row_block;
   using Base::s;
   using Base::shift_of;
-  using Base::steps;
   using Base::x0_tile;
   using Base::x1_tile;
   using Base::y0_tile;
   using Base::y1_tile;
 
   float dq_or_dk[T::kHasDs ? T::kDepth / 2 : 1], dv[T::kHasDv ? T::kColumns / 2 : 1];
+  uint32_t x0[T::kHeldRows ? T::kDepth / 4 : 1], x1[T::kHeldRows && T::kHasDs ? T::kColumns / 4 : 1];
   DqShareSm90<T> share;
 
   // Stages follow from the number of a step, so that little is carried from one to the next.
@@ -52,13 +55,41 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
+  // This warpgroup's rows of X as operands.
+  template <int Depth>
+  __device__ __forceinline__ void load_fragments(uint32_t (&fragments)[Depth / 4], uint32_t x) const {
+    int const matrix = lane_index() / 8, key = lane_index() & 7;
+    int const row = group * kWarpgroupRows + 16 * softmax_forward::warp_in_warpgroup() + 8 * (matrix % 2) + key;
+#pragma unroll
+    for (int step = 0; step < Depth / kMmaDepth; ++step) {
+      uint32_t words[4];
+      load_matrix_x4(words, swizzled_address<T::kBlockRows>(x, row, 2 * step + matrix / 2, key));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) fragments[4 * step + i] = words[i];
+    }
+    softmax_forward::fence_operands(fragments);
+  }
+  // scores = X Y^T, X in registers.
+  template <int Depth>
+  __device__ __forceinline__ void issue_product(float (&scores)[T::kBlockColumns / 2], uint32_t const (&x)[Depth / 4],
+                                                uint32_t y) {
+    uint64_t const y_desc = make_smem_desc(y, 0);
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < Depth / kMmaDepth; ++step) {
+      int const block = step * kMmaDepth / kSwizzleColumns, within = step * kMmaDepth % kSwizzleColumns * 2;
+      Wgmma<T::kBlockColumns>::template rs<Element, 0>(
+          scores, x + 4 * step, advance_desc(y_desc, block * T::kBlockColumns * kSwizzleRowBytes + within), step > 0);
+    }
+    warpgroup_commit_batch();
+  }
   // scores = X Y^T, this warpgroup's rows of X.
   template <int Depth>
   __device__ __forceinline__ void issue_product(float (&scores)[T::kBlockColumns / 2], uint32_t x, uint32_t y) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
     // Of wide head dims: hides where the address comes from, so that descriptors are computed where they are used and
     // not kept in registers.
-    if constexpr (Depth > 128) asm volatile("" : "+r"(x));
+    if constexpr (Depth > 128 || T::kOrder == IssueOrder::kInterleaved) asm volatile("" : "+r"(x), "+r"(y));
     uint64_t const x_desc = make_smem_desc(x + group * kWarpgroupRows * kSwizzleRowBytes, 0);
     uint64_t const y_desc = make_smem_desc(y, 0);
     warpgroup_arrive();
@@ -74,6 +105,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   // result += A Y, A in registers.
   template <int Columns>
   __device__ __forceinline__ static void issue_result(float (&result)[Columns / 2], uint32_t const* a, uint32_t y) {
+    if constexpr (T::kOrder == IssueOrder::kInterleaved) asm volatile("" : "+r"(y));
     uint64_t const y_desc = make_smem_desc(y, T::kBlockColumns * kSwizzleRowBytes);
 #pragma unroll
     for (int step = 0; step < T::kBlockColumns / kMmaDepth; ++step) {
@@ -85,18 +117,27 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   __device__ __forceinline__ void issue_scores(int index) {
     int const stage = First::stage(index);
     wait(full(T::kY0Barrier, stage), First::phase(index));
-    issue_product<T::kDepth>(s, x0_tile(), y0_tile(stage));
+    if constexpr (T::kHeldRows) {
+      issue_product<T::kDepth>(s, x0, y0_tile(stage));
+    } else {
+      issue_product<T::kDepth>(s, x0_tile(), y0_tile(stage));
+    }
   }
   // Waits for Y1, for dV as well.
   __device__ __forceinline__ void issue_dp(int index) {
     int const stage = Second::stage(index);
     wait(full(T::kY1Barrier, stage), Second::phase(index));
-    if constexpr (T::kHasDs) issue_product<T::kColumns>(dp, x1_tile(), y1_tile(stage));
+    if constexpr (T::kHasDs && T::kHeldRows) {
+      issue_product<T::kColumns>(dp, x1, y1_tile(stage));
+    } else if constexpr (T::kHasDs) {
+      issue_product<T::kColumns>(dp, x1_tile(), y1_tile(stage));
+    }
   }
+  template <bool Dv, bool Ds>
   __device__ __forceinline__ void issue_results(int index) {
     warpgroup_arrive();
-    if constexpr (T::kHasDv) issue_result<T::kColumns>(dv, p, y1_tile(Second::stage(index)));
-    if constexpr (T::kHasDs) issue_result<T::kDepth>(dq_or_dk, ds, y0_tile(First::stage(index)));
+    if constexpr (Dv) issue_result<T::kColumns>(dv, p, y1_tile(Second::stage(index)));
+    if constexpr (Ds) issue_result<T::kDepth>(dq_or_dk, ds, y0_tile(First::stage(index)));
     warpgroup_commit_batch();
   }
   // Once the results of a step are complete.
@@ -105,7 +146,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     if constexpr (T::kHasDs) fence_accumulators(dq_or_dk);
     if (warp_arrives()) {
       arrive(empty(T::kY0Barrier, First::stage(index)));
-      arrive(empty(T::kY1Barrier, Second::stage(index)));
+      if constexpr (T::kOrder != IssueOrder::kInterleaved) arrive(empty(T::kY1Barrier, Second::stage(index)));
     }
   }
 
@@ -116,7 +157,13 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       int const stage = Stored::stage(index);
       wait(empty(T::kDsBarrier, stage), Stored::phase(index) ^ 1);
       Base::store_ds(ds_tile(stage));
-      if (warp_arrives()) arrive(full(T::kDsBarrier, stage));
+    }
+  }
+  // Apart, because the fence waits for the stores: MMAs that are issued between cover it.
+  __device__ __forceinline__ void publish_ds(int index) {
+    if constexpr (T::kSharesDq) {
+      fence_view_async_shared();
+      if (warp_arrives()) arrive(full(T::kDsBarrier, Stored::stage(index)));
     }
   }
   __device__ __forceinline__ int dq_row() const { return T::kSplitsDqColumns ? 0 : group * kWarpgroupRows; }
@@ -127,15 +174,21 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       share.issue(ds_tile(Stored::stage(index)), x0_tile(), dq_row(), dq_column());
     }
   }
-  // Once it is complete.
+  // Once it is complete: out of its registers.
   __device__ __forceinline__ void add_dq(int index, Cursor const& now) {
     if constexpr (T::kKeysDq) {
       fence_accumulators(share.sums);
       if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
       int64_t const tile = dq_tile_index(arguments, batch, now);
-      DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
+      DqSemaphore<T> const semaphore(arguments, tile, now, group, row_block, kWarpgroupBarrier + group);
       share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
+    }
+  }
+  __device__ __forceinline__ void send_dq(Cursor const& now) {
+    if constexpr (T::kKeysDq) {
+      share.send(dq_tile<T>(arguments, dq_tile_index(arguments, batch, now)), dq_row(), dq_column(),
+                 Base::dq_stage(group));
     }
   }
 
@@ -154,14 +207,16 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   __device__ __forceinline__ void finish_scores(int index) {
     if constexpr (T::kHasDs) fence_accumulators(dp);
     Base::differentiate(shift_of(Second::stage(index)));
-    Base::pack();
+    Base::pack_p();
+    Base::pack_ds();
     store_ds(index);
   }
   // Results of a step, with nothing else in flight. With S alone ahead there are no registers for all results at a
   // time.
   __device__ __forceinline__ void results_alone(int index, Cursor const& now) {
     constexpr bool kDqLast = T::kOrder == IssueOrder::kScoresAhead;
-    issue_results(index);
+    issue_results<T::kHasDv, T::kHasDs>(index);
+    publish_ds(index);
     if constexpr (!kDqLast) issue_dq(index);
     warpgroup_wait<0>();
     finish_results(index);
@@ -170,6 +225,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       warpgroup_wait<0>();
     }
     add_dq(index, now);
+    send_dq(now);
   }
   // Results of a step, and the scores of `now`, the next, beside them. No MMA is in flight when the loop comes around:
   // the assembler would wait for each. With S alone ahead, the share of dQ comes between, in the registers of dP.
@@ -178,7 +234,8 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     constexpr int kResults = kBoth && T::kKeysDq ? 2 : 1;  // groups
     issue_scores(index + 1);
     if constexpr (kBoth) issue_dp(index + 1);
-    issue_results(index);
+    issue_results<T::kHasDv, T::kHasDs>(index);
+    publish_ds(index);
     if constexpr (kBoth) issue_dq(index);
     warpgroup_wait<kResults + kBoth>();
     fence_accumulators(s);
@@ -190,7 +247,9 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       warpgroup_wait<0>();
       finish_results(index);
       add_dq(index, before);
-      Base::pack();
+      send_dq(before);
+      Base::pack_p();
+      Base::pack_ds();
       store_ds(index + 1);
     } else {
       warpgroup_wait<0>();
@@ -199,9 +258,41 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       warpgroup_wait<0>();
       add_dq(index, before);
       issue_dp(index + 1);
+      send_dq(before);
       warpgroup_wait<0>();
       finish_scores(index + 1);
     }
+  }
+
+  // A step whose P is in the place of S, and P of `next`, in the same place. dP comes with dV, which runs beside dS;
+  // the next S comes with dK and dQ, which run beside its exponentials.
+  template <bool Last>
+  __device__ __forceinline__ void step_interleaved(int index, Cursor const& before, Cursor const& now,
+                                                   Cursor const& next) {
+    constexpr int kAfterScores = 1 + T::kKeysDq;  // groups
+    Base::pack_p();
+    issue_dp(index);
+    issue_results<true, false>(index);
+    if (index > begin) send_dq(before);
+    warpgroup_wait<1>();
+    fence_accumulators(dp);
+    Base::differentiate(shift_of(Second::stage(index)));
+    Base::pack_ds();
+    store_ds(index);
+    if constexpr (!Last) issue_scores(index + 1);
+    issue_results<false, true>(index);
+    publish_ds(index);
+    issue_dq(index);
+    warpgroup_wait<kAfterScores>();
+    if (warp_arrives()) arrive(empty(T::kY1Barrier, Second::stage(index)));
+    if constexpr (!Last) {
+      fence_accumulators(s);
+      Base::exponentiate(base_of(First::stage(index + 1)), next);
+    }
+    warpgroup_wait<0>();
+    finish_results(index);
+    add_dq(index, now);
+    if constexpr (Last) send_dq(now);
   }
 
   __device__ __forceinline__ void mainloop() {
@@ -213,26 +304,47 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
 #pragma unroll
       for (int i = 0; i < T::kColumns / 2; ++i) dv[i] = 0.0f;
     }
-    if (steps == 0) return;
+    if (Base::steps() == 0) return;
     Base::load_row_values();
-    wait(full(T::kXBarrier, 0), 0);
-    if constexpr (T::kHasDs) wait(full(T::kXBarrier, 1), 0);
+    Base::wait_for_rows(0);
+    if constexpr (T::kHasDs) Base::wait_for_rows(1);
+    if constexpr (T::kHeldRows) load_fragments<T::kDepth>(x0, x0_tile());
+    if constexpr (T::kHeldRows && T::kHasDs) load_fragments<T::kColumns>(x1, x1_tile());
     Cursor now = range.begin();
     if constexpr (T::kOrder == IssueOrder::kSerial) {
 #pragma unroll 1
-      for (int index = 0; index < steps; ++index, range.next(now)) {
+      for (int index = begin; index < end; ++index, range.next(now)) {
         score_alone(index, now);
         results_alone(index, now);
       }
-    } else {
-      score_alone(0, now);
+    } else if constexpr (T::kOrder == IssueOrder::kInterleaved) {
+      issue_scores(begin);
+      warpgroup_wait<0>();
+      fence_accumulators(s);
+      Base::exponentiate(base_of(First::stage(begin)), now);
+      Cursor before = now;
 #pragma unroll 1
-      for (int index = 0; index < steps - 1; ++index) {
+      for (int index = begin; index < end - 1; ++index) {
+        Cursor next = now;
+        range.next(next);
+        step_interleaved<false>(index, before, now, next);
+        before = now;
+        now = next;
+      }
+      step_interleaved<true>(end - 1, before, now, now);
+    } else {
+      score_alone(begin, now);
+#pragma unroll 1
+      for (int index = begin; index < end - 1; ++index) {
         Cursor const before = now;
         range.next(now);
         step_ahead(index, before, now);
       }
-      results_alone(steps - 1, now);
+      results_alone(end - 1, now);
+    }
+    if (warp_arrives()) {
+      Base::release_rows(0);
+      if constexpr (T::kHasDs) Base::release_rows(1);
     }
     if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
   }
@@ -264,25 +376,26 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
   using Base::arguments;
   using Base::Base;
   using Base::batch;
+  using Base::begin;
   using Base::empty;
+  using Base::end;
   using Base::full;
   using Base::range;
-  using Base::steps;
 
   DqShareSm90<T> share;
   using Stored = BarrierRing<T::kDsStages>;
 
   __device__ __forceinline__ void run() {
-    if (steps == 0) return;
-    wait(full(T::kXBarrier, 0), 0);
+    if (Base::steps() == 0) return;
+    Base::wait_for_rows(0);
     Cursor now = range.begin();
 #pragma unroll 1
-    for (int index = 0; index < steps; ++index, range.next(now)) {
+    for (int index = begin; index < end; ++index, range.next(now)) {
       int64_t const tile = dq_tile_index(arguments, batch, now);
       int const stage = Stored::stage(index);
       wait(full(T::kDsBarrier, stage), Stored::phase(index));
       share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
-      DqSemaphore<T> const semaphore(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+      DqSemaphore<T> const semaphore(arguments, tile, now, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
 #pragma unroll
       for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
 #pragma unroll
@@ -293,43 +406,62 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
             arrive(empty(T::kDsBarrier, stage));
           }
           share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
+          share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
         }
       }
       semaphore.release();
     }
+    if (warp_arrives()) Base::release_rows(0);
     if constexpr (T::kBulkDq) share.wait_added();
   }
 };
 
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, SectionList const list) {
+    attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
+                            SectionList const list) {
   extern __shared__ char smem_bytes[];
+  using Stages = BackwardPassSm90Stages<T>;
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
+  TileWalk walk;
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.x0.descriptor);
     prefetch_descriptor(arguments.y0.descriptor);
     prefetch_descriptor(arguments.y1.descriptor);
     if (T::kHasDs) prefetch_descriptor(arguments.x1.descriptor);
-    BackwardPassSm90Stages<T>(arguments, smem, list).init_barriers();
+    Stages(arguments, smem, list, walk).init_barriers();
   }
   __syncthreads();
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    BackwardPassSm90Stages<T> const stages(arguments, smem, list);
-    if (threadIdx.x == 0) stages.load_first();
-    if (threadIdx.x == 32) stages.load_second();
+    if (threadIdx.x != 0 && threadIdx.x != 32) return;
+    while (walk.tile() < list.tiles) {
+      Stages const stages(arguments, smem, list, walk);
+      if (threadIdx.x == 0) {
+        stages.load_first();
+      } else {
+        stages.load_second();
+      }
+      walk.next(stages.end);
+    }
   } else if (T::kOwnDq && warpgroup == 1 + T::kWarpgroups) {
     if constexpr (T::kOwnDq) {
       softmax_forward::give_registers<T::kDqRegisters>();
-      BackwardPassSm90Dq<T>(arguments, smem, list).run();
+      while (walk.tile() < list.tiles) {
+        BackwardPassSm90Dq<T> share(arguments, smem, list, walk);
+        share.run();
+        walk.next(share.end);
+      }
     }
   } else {
     softmax_forward::take_registers<T::kConsumerRegisters>();
-    BackwardPassSm90Consumer<T> consumer(arguments, smem, list, warpgroup - 1);
-    consumer.mainloop();
-    consumer.write();
+    while (walk.tile() < list.tiles) {
+      BackwardPassSm90Consumer<T> consumer(arguments, smem, list, walk, warpgroup - 1);
+      consumer.mainloop();
+      consumer.write();
+      walk.next(consumer.end);
+    }
   }
 }
 

@@ -22,6 +22,7 @@ using softmax_forward::kWarpgroupThreads;
 // The list of output tiles of a launch, section by section: so many heads of the batch, which together fit in L2. Of a
 // section, all heads for one row block before the next row block; of a section of one head, its row blocks in turn.
 struct SectionList {
+  int tiles;
   bool reversed_rows;
   Divider section_tiles, section_heads, heads, group;
 };
@@ -34,26 +35,44 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
   return {list.reversed_rows ? blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch, 0};
 }
 
-struct BackwardPassSm90Arguments {
+template <typename Params>
+struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>> {
   TmaTensor x0, x1, y0, y1;
-  BackwardArguments<AttentionBackwardParams1002> common;
+  BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
-// Where tiles and barriers lie, and which tiles a CTA visits.
+// How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
+// The rings and barriers go on from one tile to the next.
+struct TileWalk {
+  int round = 0;
+  int steps = 0;   // of the tiles before, all together
+  int visits = 0;  // tiles before with any step at all: those whose rows were loaded
+
+  __device__ __forceinline__ int tile() const { return round * int(gridDim.x) + int(blockIdx.x); }
+  // After a tile whose steps end there.
+  __device__ __forceinline__ void next(int end) {
+    ++round;
+    visits += end > steps;
+    steps = end;
+  }
+};
+
+// Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
 struct BackwardPassSm90Stages {
-  BackwardPassSm90Arguments const& arguments;
+  BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
   TileRange range;
-  int steps;
+  int begin, end;  // of the CTA's steps
+  int visit;       // of the CTA
 
-  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    SectionList const& list)
-      : arguments(arguments), smem(smem) {
+  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments<typename T::Params> const& arguments,
+                                                    uint32_t smem, SectionList const& list, TileWalk const& walk)
+      : arguments(arguments), smem(smem), begin(walk.steps), visit(walk.visits) {
     auto const& common = arguments.common;
-    TileCoordinates const tile = section_tile(int(blockIdx.x), list);
+    TileCoordinates const tile = section_tile(walk.tile(), list);
     row_block = tile.row_block;
     batch = tile.batch;
     int const first_row = row_block * T::kBlockRows;
@@ -63,6 +82,7 @@ struct BackwardPassSm90Stages {
       split = 0;
       int const last = minimum(first_row + T::kBlockRows, common.params.seqlen_q) - 1;
       range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
+      if constexpr (T::kModified) range.first = common.first_key(first_row) / T::kBlockColumns;
     } else {
       Share<true> const share(common, tile.head);
       kv_head = share.kv_head;
@@ -70,8 +90,9 @@ struct BackwardPassSm90Stages {
       head = share.head;
       range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
     }
-    steps = range.tiles();
+    end = begin + range.tiles();
   }
+  __device__ __forceinline__ int steps() const { return end - begin; }
 
   __device__ __forceinline__ uint32_t full(int ring, int stage) const {
     return smem + T::kBarrierOffset + 16 * (ring + stage);
@@ -94,17 +115,21 @@ struct BackwardPassSm90Stages {
   }
 
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kConsumers = 4 * T::kWarpgroups * kWarpArrivals;
+    constexpr int kDqWarps = T::kOwnDq ? 4 * kWarpArrivals : 0, kConsumers = 4 * T::kWarpgroups * kWarpArrivals;
     for (int i = 0; i < T::kDsBarrier; ++i) {
       barrier_init(full(i, 0), 1);
-      barrier_init(empty(i, 0), kConsumers);
+      barrier_init(empty(i, 0), kConsumers + (i == T::kXBarrier ? kDqWarps : 0));
     }
     for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
       barrier_init(full(i, 0), kConsumers);
-      barrier_init(empty(i, 0), T::kOwnDq ? 4 * kWarpArrivals : kConsumers);
+      barrier_init(empty(i, 0), T::kOwnDq ? kDqWarps : kConsumers);
     }
     fence_barrier_init();
   }
+  // X0, and X1, of this tile; from a producer or to it.
+  __device__ __forceinline__ void acquire_rows(int which) const { wait(empty(T::kXBarrier, which), visit & 1 ^ 1); }
+  __device__ __forceinline__ void wait_for_rows(int which) const { wait(full(T::kXBarrier, which), visit & 1); }
+  __device__ __forceinline__ void release_rows(int which) const { arrive(empty(T::kXBarrier, which)); }
 
   // Of the tensors whose tiles stream.
   __device__ __forceinline__ int streamed_head(Cursor const& now) const { return T::kByQueries ? kv_head : now.head; }
@@ -116,13 +141,14 @@ struct BackwardPassSm90Stages {
   // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, so that a full
   // ring of one does not stall the other.
   __device__ __forceinline__ void load_first() const {
-    if (steps == 0) return;
+    if (steps() == 0) return;
+    acquire_rows(0);
     fill_stage<T::kBlockRows, T::kDepthLoaded>(x0_tile(), arguments.x0, full(T::kXBarrier, 0),
                                                row_block * T::kBlockRows, 0, staying_head(), batch);
     using Ring = BarrierRing<T::kFirstStages>;
     Cursor now = range.begin();
 #pragma unroll 1
-    for (int index = 0; index < steps; ++index, range.next(now)) {
+    for (int index = begin; index < end; ++index, range.next(now)) {
       int const stage = Ring::stage(index);
       uint32_t const filled = full(T::kY0Barrier, stage);
       wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
@@ -135,8 +161,9 @@ struct BackwardPassSm90Stages {
     }
   }
   __device__ __forceinline__ void load_second() const {
-    if (steps == 0) return;
+    if (steps() == 0) return;
     if constexpr (T::kHasDs) {
+      acquire_rows(1);
       fill_stage<T::kBlockRows, T::kColumnsLoaded>(x1_tile(), arguments.x1, full(T::kXBarrier, 1),
                                                    row_block * T::kBlockRows, 0, staying_head(), batch);
     }
@@ -144,7 +171,7 @@ struct BackwardPassSm90Stages {
     using Ring = BarrierRing<T::kSecondStages>;
     Cursor now = range.begin();
 #pragma unroll 1
-    for (int index = 0; index < steps; ++index, range.next(now)) {
+    for (int index = begin; index < end; ++index, range.next(now)) {
       int const stage = Ring::stage(index);
       uint32_t const filled = full(T::kY1Barrier, stage);
       wait(empty(T::kY1Barrier, stage), Ring::phase(index) ^ 1);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/attention_backward_sm90/modified.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -28,10 +29,13 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   float s[T::kBlockColumns / 2], dp[T::kHasDs ? T::kBlockColumns / 2 : 1];
   uint32_t p[T::kHasDv ? T::kBlockColumns / 4 : 1], ds[T::kHasDs ? T::kBlockColumns / 4 : 1];
   float base[2], shift[2];  // of this lane's two rows, where rows are queries
+  CappedScores<T::kPacksCapped, T::kBlockColumns / 4> capped;
+  Distances<T> distances;
 
-  __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments const& arguments, uint32_t smem,
-                                                    SectionList const& list, int group)
-      : Base(arguments, smem, list), group(group) {}
+  __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments<typename T::Params> const& arguments,
+                                                    uint32_t smem, SectionList const& list, TileWalk const& walk,
+                                                    int group)
+      : Base(arguments, smem, list, walk), group(group) {}
 
   // The first row of this warpgroup, and of this lane.
   __device__ __forceinline__ int first_row() const { return row_block * T::kBlockRows + group * kWarpgroupRows; }
@@ -54,6 +58,11 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   __device__ __forceinline__ bool needs_mask(Cursor const& now) const {
     auto const& common = arguments.common;
     int const column = now.tile * T::kBlockColumns;
+    if constexpr (T::kModified && T::kByQueries) {
+      if (common.first_key(first_row() + kWarpgroupRows - 1) > column) return true;
+    } else if constexpr (T::kModified) {
+      if (common.end_of_queries(first_row()) < column + T::kBlockColumns) return true;
+    }
     if constexpr (T::kByQueries) {
       return column + T::kBlockColumns > common.visible_keys(first_row());
     } else {
@@ -61,8 +70,8 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       return last >= common.params.seqlen_k || common.first_query(last) > column;
     }
   }
-  // Clears the probabilities of keys that queries do not see.
-  __device__ __forceinline__ void mask(Cursor const& now) {
+  // Puts `hidden` in the place of scores of keys that queries do not see.
+  __device__ __forceinline__ void mask(Cursor const& now, float hidden) {
     auto const& common = arguments.common;
     int const column = now.tile * T::kBlockColumns + 2 * (lane_index() & 3);
 #pragma unroll
@@ -71,16 +80,19 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       int first = 0, end = T::kBlockColumns;  // visible columns from here
       if constexpr (T::kByQueries) {
         end = common.visible_keys(row) - column;
+        if constexpr (T::kModified) first = common.first_key(row) - column;
       } else {
         first = row < common.params.seqlen_k ? common.first_query(row) - column : T::kBlockColumns;
+        if constexpr (T::kModified) end = common.end_of_queries(row) - column;
       }
 #pragma unroll
       for (int g = 0; g < T::kBlockColumns / 8; ++g) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = s[4 * g + 2 * half + e];
-          bool const seen = T::kByQueries ? 8 * g + e < end : 8 * g + e >= first;
-          score = seen ? score : 0.0f;
+          bool seen = T::kByQueries ? 8 * g + e < end : 8 * g + e >= first;
+          if constexpr (T::kModified) seen = 8 * g + e >= first && 8 * g + e < end;
+          score = seen ? score : hidden;
         }
       }
     }
@@ -88,19 +100,54 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
 
   // P in the place of S. `values` is where the columns' base lies, where they are queries.
   __device__ __forceinline__ void exponentiate(uint32_t values, Cursor const& now) {
+    if constexpr (T::kModified) {
+      bool const masked = needs_mask(now);
+      distances.begin(*this, now);
+      if (masked || distances.crossed()) {
+        exponentiate_scores<true>(values, now, masked);
+      } else {
+        exponentiate_scores<false>(values, now, false);
+      }
+    } else {
+      exponentiate_scores<false>(values, now, false);
+      if (needs_mask(now)) mask(now, 0.0f);
+    }
+  }
+  // `kAny`: of a tile that may need a mask and the magnitudes of distances.
+  template <bool kAny>
+  __device__ __forceinline__ void exponentiate_scores(uint32_t values, Cursor const& now, bool masked) {
+    if constexpr (kAny && T::kSoftcap) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockColumns / 2; ++i) s[i] = tanh_approximate(s[i] * arguments.tanh_scale);
+      if (masked) mask(now, kHiddenTangent);
+    }
     float const c = arguments.common.c;
     values += 8 * (lane_index() & 3);
 #pragma unroll
     for (int g = 0; g < T::kBlockColumns / 8; ++g) {
       float2 of_columns{};
       if constexpr (!T::kByQueries) of_columns = load_shared_float2(values + 32 * g);
+      float bent[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float const b = T::kByQueries ? base[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
-        s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -b));
+        float b = T::kByQueries ? base[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
+        b = distances.template add<kAny>(b, e / 2, 8 * g + e % 2);
+        float score = s[4 * g + e];
+        if constexpr (!kAny && T::kSoftcap) score = tanh_approximate(score * arguments.tanh_scale);
+        s[4 * g + e] = exp2_approximate(fmaf(score, c, -b));
+        if constexpr (T::kSoftcap && T::kHasDs) bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);
+        if constexpr (T::kSoftcap && T::kHasDs && !T::kHasDv) s[4 * g + e] = bent[e];
+      }
+      if constexpr (T::kPacksCapped) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          int const first = 4 * g + 2 * half;
+          capped.next_p[2 * g + half] = pack_pair<Element>(s[first], s[first + 1]);
+          capped.bent[2 * g + half] = pack_pair<Element>(bent[2 * half], bent[2 * half + 1]);
+        }
       }
     }
-    if (needs_mask(now)) mask(now);
+    if (kAny && !T::kSoftcap && masked) mask(now, 0.0f);
   }
   // dS in the place of dP.
   __device__ __forceinline__ void differentiate(uint32_t values) {
@@ -113,20 +160,37 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float const d = T::kByQueries ? shift[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
-          dp[4 * g + e] = s[4 * g + e] * (dp[4 * g + e] + d);
+          float p_of_ds = s[4 * g + e];
+          if constexpr (T::kPacksCapped) {
+            float2 const pair = unpack_pair<Element>(capped.bent[2 * g + e / 2]);
+            p_of_ds = e % 2 == 0 ? pair.x : pair.y;
+          }
+          dp[4 * g + e] = p_of_ds * (dp[4 * g + e] + d);
         }
       }
     }
   }
   // With no MMA in flight that reads them: the operands.
-  __device__ __forceinline__ void pack() {
+  __device__ __forceinline__ void pack_p() {
+    if constexpr (T::kPacksCapped) {
+      // Not a move: the assembler would give both the same registers, which MMAs read while they are written.
 #pragma unroll
-    for (int i = 0; i < T::kBlockColumns / 4; ++i) {
-      if constexpr (T::kHasDv) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
-      if constexpr (T::kHasDs) ds[i] = pack_pair<Element>(dp[2 * i], dp[2 * i + 1]);
+      for (int i = 0; i < T::kBlockColumns / 4; ++i) {
+        asm volatile("or.b32 %0, %1, %2;\n" : "=r"(p[i]) : "r"(capped.next_p[i]), "r"(arguments.zero));
+      }
+      softmax_forward::fence_operands(p);
+    } else if constexpr (T::kHasDv) {
+      pack(p, s);
     }
-    if constexpr (T::kHasDv) softmax_forward::fence_operands(p);
-    if constexpr (T::kHasDs) softmax_forward::fence_operands(ds);
+  }
+  __device__ __forceinline__ void pack_ds() {
+    if constexpr (T::kHasDs) pack(ds, dp);
+  }
+  template <int Registers>
+  __device__ __forceinline__ static void pack(uint32_t (&operands)[Registers], float const* scores) {
+#pragma unroll
+    for (int i = 0; i < Registers; ++i) operands[i] = pack_pair<Element>(scores[2 * i], scores[2 * i + 1]);
+    softmax_forward::fence_operands(operands);
   }
   // dS, of which rows are keys here, as rows of queries: one block of 64 columns for each warpgroup.
   __device__ __forceinline__ void store_ds(uint32_t tile) const {
@@ -140,7 +204,6 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       for (int i = 0; i < 4; ++i) words[i] = ds[4 * step + i];
       store_matrix_x4_transposed(swizzled_address(block, 16 * step + row, chunk, key), words);
     }
-    fence_view_async_shared();
   }
 };
 

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -29,6 +30,7 @@ enum class IssueOrder {
   kSerial,       // nothing: S and dP, the softmax, the results, all waited for
   kScoresAhead,  // S: the exponentials run beside the results of the step before
   kBothAhead,    // S and dP: all of the softmax does
+  kInterleaved,  // S, after dP and dV and before dK and dQ: each half of the softmax runs beside half of the results
 };
 // Who computes the share of dQ: the warpgroups of the keys, or one of its own.
 enum class DqBy { kKeys, kOwn };
@@ -47,14 +49,17 @@ struct NoDqShare {
 };
 
 template <typename Config, typename Pass, GradientPass kOfPass, typename Share = NoDqShare>
-struct BackwardPassSm90Traits {
+struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   using Element = typename Config::Element;
+  using Params = BackwardParamsOf<Config>;
+  using Mods = ScoreModsOf<Config>;
   static constexpr GradientPass kPass = kOfPass;
   static constexpr IssueOrder kOrder = Pass::kIssueOrder;
   static constexpr bool kByQueries = kPass == GradientPass::kDq;
   static constexpr bool kHasDs = kPass != GradientPass::kDv;  // and so dP
   static constexpr bool kHasDv = kPass == GradientPass::kKeys || kPass == GradientPass::kDv;
-  static constexpr int kDsStages = Share::kDsStages;  // of dS in shared memory
+  static constexpr bool kPacksCapped = Mods::kSoftcap && kHasDs && kHasDv;  // P for dV differs from that of dS
+  static constexpr int kDsStages = Share::kDsStages;                        // of dS in shared memory
   static constexpr bool kSharesDq = kDsStages > 0;
   static constexpr bool kOwnDq = kSharesDq && Share::kDqBy == DqBy::kOwn;
   static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
@@ -66,6 +71,7 @@ struct BackwardPassSm90Traits {
   static constexpr int kBlockColumns = Pass::kBlockColumns;
   static constexpr int kFirstStages = Pass::kFirstStages;    // of Y0
   static constexpr int kSecondStages = Pass::kSecondStages;  // of Y1
+  static constexpr bool kHeldRows = Pass::kHeldRows;         // X0 and X1 are operands from registers
   static constexpr int kDepth = Config::kPaddedDimQK;
   static constexpr int kColumns = Config::kPaddedDimV;
   // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
@@ -87,7 +93,7 @@ struct BackwardPassSm90Traits {
       minimum(240, (kEvenRegisters * (kThreads / 128) - kProducerRegisters - (kOwnDq ? kDqRegisters : 0)) /
                        maximum(1, kWarpgroups) / 8 * 8);
 
-  static constexpr int kRegistersBesideFragments = 40;
+  static constexpr int kRegistersBesideFragments = kOrder == IssueOrder::kInterleaved && kOwnDq ? 32 : 40;
   static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
   static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
   static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
@@ -95,9 +101,12 @@ struct BackwardPassSm90Traits {
   // Beside the results: what is there when scores turn into operands, when the results are in flight, or dQ.
   static constexpr int kBesideResults =
       kOrder == IssueOrder::kBothAhead     ? kScoreRegisters + kPackedRegisters + kDqFragments
-      : kOrder == IssueOrder::kScoresAhead ? kBlockColumns / 2 + maximum(kPackedRegisters, kDqFragments)
-                                           : kPackedRegisters + kDqFragments;
-  static constexpr int kFragmentRegisters = kResultRegisters + maximum(kScoreRegisters, kBesideResults);
+      : kOrder == IssueOrder::kInterleaved ? kScoreRegisters + kPackedRegisters / 2
+      : kOrder == IssueOrder::kSerial      ? kPackedRegisters + kDqFragments
+                                           : kBlockColumns / 2 + maximum(kPackedRegisters, kDqFragments);
+  static constexpr int kHeldRegisters = kHeldRows ? kDepth / 4 + (kHasDs ? kColumns / 4 : 0) : 0;
+  static constexpr int kFragmentRegisters =
+      kResultRegisters + kHeldRegisters + maximum(kScoreRegisters, kBesideResults);
 
   static_assert(Config::kScoreMod == ScoreMod::kSoftmax, "softmax alone");
   static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
@@ -112,6 +121,7 @@ struct BackwardPassSm90Traits {
                     (kOrder != IssueOrder::kBothAhead || kSecondStages > 1),
                 "ahead_needs_two_stages");
   static_assert(kOrder != IssueOrder::kBothAhead || kHasDs, "values_have_one_score");
+  static_assert(kOrder != IssueOrder::kInterleaved || kPass == GradientPass::kKeys, "interleaving_needs_all_products");
   static_assert(!kSharesDq || (kDsStages <= 2 && (kOwnDq ? kBlockColumns % 64 == 0
                                                          : kBlockColumns == 64 * kWarpgroups ||
                                                                (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128))),

@@ -20,7 +20,9 @@ template <typename Config>
 struct AttentionForwardSm90Entry {
   using T = AttentionForwardSm90Traits<Config>;
   using Element = typename T::Element;
-  using Params = std::conditional_t<T::kMasked, attention_autotuner_retnet_forward_params, AttentionForwardParams1003>;
+  using Params = std::conditional_t<
+      T::kMasked, attention_autotuner_retnet_forward_params,
+      std::conditional_t<T::kModified, attention_autotuner_attention_forward_params, AttentionForwardParams1003>>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
@@ -104,7 +106,7 @@ struct AttentionForwardSm90Entry {
     bool bounded = false;
     if constexpr (!T::kMasked) bounded = p.seqlens_k != nullptr || p.starts_k != nullptr;
     if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p) ||
-        (bounded && !T::kKeyBounds)) {
+        !has_values<typename T::Modifications>(p) || (bounded && !T::kKeyBounds)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     bool const pointers = aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) &&
@@ -114,15 +116,28 @@ struct AttentionForwardSm90Entry {
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
-  // Heads whose tiles are computed together: those that share K and V and, where causal, as many more as L2 has room
-  // for, so that the longest tiles of many heads come first. A power of two of the former, which divides most launches.
+  // True where late rows see more keys than early ones do, so that the longest tiles come first in reversed order.
+  static bool longest_last(Params const& p) {
+    if constexpr (T::kModified) {
+      Params const w = with_window(p);
+      auto const seen = [&w](int row) {
+        int const end = minimum(minimum(row + w.causal_offset, w.seqlen_k) + w.window_right + 1, w.seqlen_k);
+        return maximum(end - maximum(row + w.causal_offset - w.window_left, 0), 0);
+      };
+      return seen(w.seqlen_q - 1) > seen(0);
+    }
+    return p.causal != 0;
+  }
+  // Heads whose tiles are computed together: those that share K and V, or a mask, and, where the longest tiles come
+  // first, as many more as L2 has room for, so that those of many heads do. A power of two of the former, which divides
+  // most launches.
   static int section_heads(Params const& p, int group) {
     constexpr double kSectionBytes = 32e6;  // of K and V
-    if (!p.causal) return group;
-    double const bytes = 2.0 * p.seqlen_k * (p.dim_qk + p.dim_v);
-    int64_t const most = int64_t(p.batch) * p.heads_kv;
+    int const sharing = T::kMasked ? p.batch : 1;
+    double const bytes = 2.0 * p.seqlen_k * (p.dim_qk + p.dim_v) * sharing;
+    int64_t const most = int64_t(p.batch) * p.heads_kv / sharing;
     double const power = std::exp2(std::round(std::log2(std::fmax(1.0, kSectionBytes / bytes))));
-    return int(std::fmin(power, double(most))) * group;
+    return int(longest_last(p) ? std::fmin(power, double(most)) : 1.0) * sharing * group;
   }
   // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
   static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
@@ -133,11 +148,11 @@ struct AttentionForwardSm90Entry {
     return {tiles * splits(p),
             row_blocks,
             sections,
-            p.causal != 0,
+            longest_last(p),
             Divider::by(section * row_blocks),
             Divider::by(section),
             Divider::by(last),
-            Divider::by(heads_q),
+            Divider::by(T::kMasked ? p.batch * T::kVSlices : heads_q),
             Divider::by(group),
             Divider::by(tiles),
             Divider::by(splits(p)),
@@ -162,14 +177,16 @@ struct AttentionForwardSm90Entry {
   }
 
   // What is made of scores, and the results of rows beside O.
-  using Arguments = softmax_forward::AttentionForwardSm90Arguments;
-  static bool take_scores(Arguments& arguments, AttentionForwardParams1003 const& p) {
+  using Arguments = softmax_forward::AttentionForwardSm90Arguments<T::kModified>;
+  template <typename AttentionParams>
+  static bool take_scores(Arguments& arguments, AttentionParams const& p) {
     arguments.lse = p.lse;
     arguments.seqlens_k = p.seqlens_k;
     arguments.starts_k = p.starts_k;
     arguments.causal_from_end = p.causal_from_end;
     arguments.exponent_scale = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
     arguments.sign = p.softmax_scale > 0.0f ? 1.0f : p.softmax_scale < 0.0f ? -1.0f : 0.0f;
+    if constexpr (T::kModified) take_values<T>(arguments, p, arguments.exponent_scale);
     return true;
   }
   static bool take_scores(Arguments& arguments, attention_autotuner_retnet_forward_params const& p) {

@@ -43,7 +43,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::smem;
   using Base::start_rows;
   using Base::sum;
-  using Base::unmasked;
   using Base::v_tile;
   using Base::write;
 
@@ -120,9 +119,9 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     }
   }
   // Where nothing is held, in the order in which the others read: they wait for V before they release the next K.
-  __device__ __forceinline__ void skip_k_and_v() {
+  __device__ __forceinline__ void skip_k_and_v(int tiles) {
 #pragma unroll 1
-    for (int i = 0; i < skipped; ++i) {
+    for (int i = 0; i < tiles; ++i) {
       wait_k();
       wait_v();
       Base::wait_mask();
@@ -137,16 +136,22 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
 
   // --- steps ---------------------------------------------------------------------------------------------------------
 
-  // Masks the scores of a tile of keys where that is due.
+  // Those that come after this warpgroup's own.
+  __device__ __forceinline__ void skip_rest() {
+    if constexpr (T::kModified) skip_k_and_v(Base::rest);
+  }
+
+  // Modifies and masks the scores of a tile of keys where that is due.
   __device__ __forceinline__ void finish_scores(WorkTile const& tile, int key_tile) {
     release_k();
-    if (key_tile >= unmasked) mask(tile, key_tile);
+    if constexpr (T::kModified) Base::modify(tile, key_tile);
+    if (Base::needs_mask(key_tile)) mask(tile, key_tile);
   }
 
   // The first scores of a tile, with nothing in flight: leaves P.
   __device__ __forceinline__ void first_step(WorkTile const& tile) {
     start_rows();
-    skip_k_and_v();
+    skip_k_and_v(skipped);
     wait_q();
     wait_k();
     issue_scores();
@@ -247,7 +252,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       if constexpr (T::kQStages == 1) release_stored_q();
       start_rows();
       wait_q();
-      skip_k_and_v();
+      skip_k_and_v(skipped);
       int accumulate = 0;
 #pragma unroll 1
       for (int key_tile = last_key_tile(); key_tile >= first_key_tile(); --key_tile) {
@@ -256,6 +261,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
         accumulate = 1;
       }
       release_q();
+      skip_rest();
       write(tile, level, sum, q.stage);
       q.advance();
     } while (sequence.template next<true>());
@@ -282,6 +288,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       }
       release_q();
       last_step(accumulate);
+      skip_rest();
       write(tile, level, sum, q.stage);
       q.advance();
     } while (sequence.template next<true>());
@@ -347,7 +354,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
 
 template <typename Config>
 __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 1)
-    attention_forward_sm90(AttentionForwardSm90Arguments const __grid_constant__ arguments) {
+    attention_forward_sm90(AttentionForwardSm90Arguments<kIsModified<Config>> const __grid_constant__ arguments) {
   using T = AttentionForwardSm90Traits<Config>;
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);

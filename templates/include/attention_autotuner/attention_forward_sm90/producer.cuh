@@ -5,6 +5,7 @@
 
 #include "attention_autotuner/attention_forward_sm90/packed_rows.cuh"
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
+#include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -14,7 +15,8 @@
 
 namespace attention_autotuner::softmax_forward {
 
-struct AttentionForwardSm90Arguments {
+template <bool kModified>
+struct AttentionForwardSm90Arguments : ScoreValues<kModified> {
   TmaTensor q, k, v, o, mask;
   WorkList list;
   PackedRows packed;
@@ -28,7 +30,7 @@ struct AttentionForwardSm90Arguments {
   int causal_from_end;
   int zero;              // which the compiler does not know
   int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
-  float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0
+  float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0; softcap log2(e) where there is one
   float sign;            // of scale
   // Of retnet alone.
   float* r;
@@ -39,7 +41,7 @@ struct AttentionForwardSm90Arguments {
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
 template <typename T>
 struct AttentionForwardSm90Stages {
-  AttentionForwardSm90Arguments const& arguments;
+  AttentionForwardSm90Arguments<T::kModified> const& arguments;
   uint32_t const smem;
 
   __device__ __forceinline__ uint32_t full(int ring, int stage) const {
@@ -91,10 +93,21 @@ struct AttentionForwardSm90Stages {
     range.find(arguments, tile.batch);
     return range;
   }
-  // Tiles of keys that queries before `query_end` see; at least one, so that every tile of rows runs the main loop.
+  // With modifications: the first key that a query sees, which may be behind the last, and the end of those.
+  __device__ __forceinline__ int visible_first(Range const& range, int query) const {
+    return maximum(query + range.causal_offset(arguments) - arguments.window_left, 0);
+  }
+  __device__ __forceinline__ int visible_end(Range const& range, int query) const {
+    int const length = range.length(arguments);
+    return minimum(minimum(query + range.causal_offset(arguments), length) + arguments.window_right + 1, length);
+  }
+  // The end of the tiles of keys that queries before `query_end` see; at least one, so that every tile of rows runs the
+  // main loop.
   __device__ __forceinline__ int key_tiles(Range const& range, int query_end) const {
     int seen = range.length(arguments);
-    if (arguments.causal) {
+    if constexpr (T::kModified) {
+      seen = visible_end(range, minimum(query_end, arguments.seqlen_q) - 1);
+    } else if (arguments.causal) {
       seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + range.causal_offset(arguments));
     }
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
@@ -102,15 +115,18 @@ struct AttentionForwardSm90Stages {
   // Those of a CTA's tile: of all that its queries see, an even share for every split. A split that is left without any
   // has the one behind the last key, which no query sees.
   __device__ __forceinline__ KeyTiles key_tiles(Range const& range, WorkTile const& tile) const {
-    int const seen = key_tiles(range, query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
+    int const end = key_tiles(range, query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
+    int begin = 0;
+    if constexpr (T::kModified) begin = minimum(visible_first(range, query_of(tile, 0)) / T::kBlockN, end - 1);
     if constexpr (T::kSplitKv) {
+      int const seen = end - begin;
       int const share = arguments.list.splits.divide(seen), rest = seen - share * arguments.list.splits.divisor;
       int const count = share + (tile.split < rest);
-      int const first = count > 0 ? tile.split * share + minimum(tile.split, rest)
+      int const first = count > 0 ? begin + tile.split * share + minimum(tile.split, rest)
                                   : (range.length(arguments) + T::kBlockN - 1) / T::kBlockN;
       return {first, first + maximum(1, count)};
     } else {
-      return {0, seen};
+      return {begin, end};
     }
   }
 

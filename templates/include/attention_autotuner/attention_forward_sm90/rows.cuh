@@ -27,8 +27,8 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
   int first;                     // of its tiles of keys, counted from the first key
 
-  __device__ __forceinline__ AttentionForwardSm90Rows(AttentionForwardSm90Arguments const& arguments, uint32_t smem,
-                                                      int group)
+  __device__ __forceinline__ AttentionForwardSm90Rows(AttentionForwardSm90Arguments<T::kModified> const& arguments,
+                                                      uint32_t smem, int group)
       : Base{arguments, smem}, group(group) {}
 
   // The first of this lane's two rows of a CTA's tile; the other is eight further on.
@@ -36,7 +36,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
     return group * kWarpgroupRows + 16 * warp_in_warpgroup() + lane_index() / 4;
   }
   __device__ __forceinline__ int first_key_tile() const {
-    if constexpr (T::kSplitKv) return first;
+    if constexpr (T::kSplitKv || T::kModified) return first;
     return 0;
   }
   __device__ __forceinline__ int last_key_tile() const { return first_key_tile() + steps - 1; }
@@ -56,6 +56,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
     if (arguments.causal) seen = minimum(seen, row + 1 + range.causal_offset(arguments));
     unmasked = !T::kMasked && arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
   }
+  __device__ __forceinline__ bool needs_mask(int key_tile) const { return key_tile >= unmasked; }
   __device__ __forceinline__ void rescale_output() {
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) o[i] *= factor[i / 2 % 2];

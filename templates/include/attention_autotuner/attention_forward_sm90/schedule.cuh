@@ -13,11 +13,13 @@ namespace attention_autotuner {
 // causal), its heads innermost. A section of one head walks the row blocks of one head after the other.
 //
 // A head is a query head, or one for each slice of its columns of V, or, where rows are packed, so many of one group as
-// a tile packs. Split by split comes the whole order, so that heads that share keys read the same ones at a time.
+// a tile packs. Split by split comes the whole order, so that heads that share keys read the same ones at a time. An
+// explicit mask is a head's, for all batches: there the batches of a head are neighbours, and read it together.
 struct WorkList {
   int tiles, row_blocks, sections;
   bool longest_first;
-  Divider section_tiles, section_heads, last_heads, heads, group;
+  // `inner`: what of heads and batches counts faster: heads (or their slices), or the batches (and slices) of a head.
+  Divider section_tiles, section_heads, last_heads, inner, group;
   Divider split_tiles, splits;  // tiles of one split, and how many splits there are
   int* claimed;                 // of a dynamic schedule: how many tiles were claimed beyond the first of every CTA
 };
@@ -39,9 +41,10 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
   int const rank = last ? list.last_heads.divide(within) : list.section_heads.divide(within);
   int const head_batch = section * list.section_heads.divisor + within -
                          rank * (last ? list.last_heads.divisor : list.section_heads.divisor);
-  int const batch = list.heads.divide(head_batch);
-  int const sliced_head = head_batch - batch * list.heads.divisor, head = sliced_head / T::kVSlices;
-  return {list.longest_first ? list.row_blocks - 1 - rank : rank, head, batch, split, sliced_head - head * T::kVSlices};
+  int const outer = list.inner.divide(head_batch);
+  int const sliced = head_batch - outer * list.inner.divisor, inner = sliced / T::kVSlices;
+  return {list.longest_first ? list.row_blocks - 1 - rank : rank, T::kMasked ? outer : inner,
+          T::kMasked ? inner : outer, split, sliced - inner * T::kVSlices};
 }
 
 // Position in a ring of stages.

@@ -6,7 +6,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "attention_autotuner/attention_forward_sm90/modified.cuh"
 #include "attention_autotuner/attention_forward_sm90/rows.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -25,8 +27,9 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
 }
 
 template <typename T>
-struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
-  using Base = AttentionForwardSm90Rows<T>;
+struct AttentionForwardSm90Softmax
+    : std::conditional_t<T::kModified, AttentionForwardSm90Modified<T>, AttentionForwardSm90Rows<T>> {
+  using Base = std::conditional_t<T::kModified, AttentionForwardSm90Modified<T>, AttentionForwardSm90Rows<T>>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
@@ -44,11 +47,26 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
     for (int half = 0; half < 2; ++half) {
       level[half] = kLowestMaximum;
       sum[half] = 0.0f;
+      if constexpr (T::kSinks) {
+        level[half] = fmaxf(Base::sink[half], kLowestMaximum);
+        sum[half] = (lane_index() & 3) == 0 ? exp2_approximate(Base::sink[half] - level[half]) : 0.0f;
+      }
     }
+  }
+  // By which the maxima that row_maximum finds are in powers of two.
+  __device__ __forceinline__ float maximum_scale() const { return T::kAlibi ? 1.0f : arguments.exponent_scale; }
+  // What the exponents of a row's scaled scores subtract.
+  __device__ __forceinline__ float exponent_base(int half) const {
+    if constexpr (T::kAlibi) return level[half] - Base::offset[half];
+    return level[half];
   }
 
   // Hides keys that rows do not see, and applies a scale that is not positive.
   __device__ __forceinline__ void mask(WorkTile const& tile, int key_tile) {
+    if constexpr (T::kModified) {
+      Base::mask_window(tile, key_tile);
+      return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int seen = range.length(arguments);
@@ -82,6 +100,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
         chain[g % kChains] = g < kChains ? pair : fmaxf(chain[g % kChains], pair);
       }
       most[half] = fmaxf(chain[0], chain[1]);
+      if constexpr (T::kAlibi) most[half] = fmaf(most[half], arguments.exponent_scale, Base::offset[half]);
     }
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2) {
@@ -94,7 +113,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
   __device__ __forceinline__ void raise_maximum(float const (&most)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const next = fmaxf(level[half], most[half] * arguments.exponent_scale);
+      float const next = fmaxf(level[half], most[half] * maximum_scale());
       factor[half] = exp2_approximate(level[half] - next);
       level[half] = next;
       sum[half] *= factor[half];
@@ -102,7 +121,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
   }
   // Brings the maxima up to date where that is due; returns whether O has to be multiplied with `factor`.
   __device__ __forceinline__ bool update_maximum() {
-    float const c = arguments.exponent_scale;
+    float const c = maximum_scale();
     float most[2];
     row_maximum(most);
     bool const due = fmaxf(fmaf(most[0], c, -level[0]), fmaf(most[1], c, -level[1])) > kRescaleSlack;
@@ -123,7 +142,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
 #pragma unroll
     for (int g = 0; g < T::kBlockN / 8; ++g) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -level[e / 2]));
+      for (int e = 0; e < 4; ++e) s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -exponent_base(e / 2)));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float const pair = s[4 * g + 2 * half] + s[4 * g + 2 * half + 1];
@@ -159,7 +178,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
       for (int g = 0; g < T::kBlockN / 8; ++g) {
         float x[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -level[e / 2]));
+        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -exponent_base(e / 2)));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           part[half] += x[2 * half] + x[2 * half + 1];

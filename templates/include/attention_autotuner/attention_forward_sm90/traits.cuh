@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -24,7 +25,7 @@ enum class Mainloop {
 enum class Output { kThroughQ, kDirect };
 
 template <typename Config>
-struct AttentionForwardSm90Traits {
+struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   using Element = typename Config::Element;
   static constexpr Mainloop kMainloop = Config::kMainloop;
   static constexpr Output kOutput = Config::kOutput;

@@ -15,13 +15,12 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/sequences.cuh"
 #include "attention_autotuner/score/modifications.cuh"
 
 namespace attention_autotuner {
 
 enum class Result { kDq, kDk, kDv };
-
-inline constexpr int kLseDeltaPadding = 128;  // rows beyond the sequence whose LSE and delta a tile may read
 
 // The arguments of every kernel of one launch beside its list of tiles.
 template <typename Params>

@@ -4,6 +4,7 @@
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/sequences.cuh"
 #include "attention_autotuner/common/tensors.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/score/lse_delta.cuh"
@@ -36,16 +37,13 @@ __device__ __forceinline__ void load_eight(float (&values)[kChunk], Element cons
   }
 }
 
-// LSE and delta of 64 rows, with rowsum(dO O) where it is needed. Rows beyond the sequence get neutral values.
-// Every CTA also clears its share of `clear_words` 16-byte words at dq_sum.
+// LSE and delta of 64 rows of a head, with rowsum(dO O) where it is needed. Rows beyond the sequence get neutral
+// values.
 template <typename Config>
-__global__ void __launch_bounds__(kRowThreads)
-    backward_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+__device__ __forceinline__ void find_lse_delta(ArgumentsOf<Config> const& arguments, int index, int block) {
   using Element = typename Config::Element;
   using Rows = LseDelta<Config::kScoreMod>;
   auto const& p = arguments.params;
-  int const blocks = divide_up(arguments.lse_delta_rows, kPreprocessRows);
-  int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   int const head = index % p.heads_q, batch = index / p.heads_q;
   int const lane = threadIdx.x % kLanesPerRow;
   constexpr int kRowsPerPass = kRowThreads / kLanesPerRow;
@@ -74,6 +72,27 @@ __global__ void __launch_bounds__(kRowThreads)
       arguments.base[place] = values_of_row.x;
       arguments.shift[place] = values_of_row.y;
     }
+  }
+}
+
+// Every CTA takes 64 rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
+template <typename Config>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+  int const blocks = divide_up(arguments.lse_delta_rows, kPreprocessRows);
+  int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
+  if constexpr (kIsPacked<Config>) {
+    constexpr int kBlocks = kLseDeltaPadding / kPreprocessRows;
+    auto const at =
+        find_block<kLseDeltaPadding, kLseDeltaSpare>(CuSeqlens::of_queries(arguments.params), block / kBlocks);
+    ArgumentsOf<Config> view = arguments;
+    int const first_query = show_sequence_to_backward<true>(view, at.sequence).query;
+    int64_t const shift = shift_of_row_values(view.params, first_query, index);
+    view.params.lse += shift;
+    if (view.params.dlse != nullptr) view.params.dlse += shift;
+    find_lse_delta<Config>(view, index, at.block * kBlocks + block % kBlocks);
+  } else {
+    find_lse_delta<Config>(arguments, index, block);
   }
   int64_t const threads = int64_t(gridDim.x) * kRowThreads;
   for (int64_t word = int64_t(blockIdx.x) * kRowThreads + threadIdx.x; word < clear_words; word += threads) {

@@ -22,9 +22,11 @@ __global__ void __launch_bounds__(kSinkThreads)
   int const head = blockIdx.x;
   float const sink = Sinks::of(p, head);
   float sum = 0.0f;
-  for (int batch = 0; batch < p.batch; ++batch) {
+  // Rows that are padding add nothing.
+  for (int batch = 0; batch < (kIsPacked<Config> ? 1 : p.batch); ++batch) {
     int64_t const first = arguments.lse_delta_offset(batch, head);
-    for (int row = threadIdx.x; row < p.seqlen_q; row += kSinkThreads) {
+    for (int row = threadIdx.x; row < (kIsPacked<Config> ? arguments.lse_delta_rows : p.seqlen_q);
+         row += kSinkThreads) {
       sum = fmaf(exp2_approximate(sink - arguments.base[first + row]), arguments.shift[first + row], sum);
     }
   }

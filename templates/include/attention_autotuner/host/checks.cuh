@@ -66,7 +66,28 @@ inline bool has_values(Params const& p) {
   if constexpr (Mods::template kHas<Sinks>) {
     if (p.sinks == nullptr) return false;
   }
+  if constexpr (Mods::template kHas<Packed>) {
+    if (p.cu_seqlens_q == nullptr || p.cu_seqlens_k == nullptr) return false;
+    if (p.total_q < 1 || p.total_q > kMaxRows || p.total_k < 1 || p.total_k > kMaxRows) return false;
+  }
   return true;
+}
+
+// The extents of a launch's tensors: of packed sequences, one batch entry with the rows of all.
+template <bool kPacked, typename Params>
+inline int batch_of(Params const& p) {
+  if constexpr (kPacked) return 1;
+  return p.batch;
+}
+template <bool kPacked, typename Params>
+inline int rows_of_queries(Params const& p) {
+  if constexpr (kPacked) return p.total_q;
+  return p.seqlen_q;
+}
+template <bool kPacked, typename Params>
+inline int rows_of_keys(Params const& p) {
+  if constexpr (kPacked) return p.total_k;
+  return p.seqlen_k;
 }
 
 template <ScoreMod kScoreMod, typename Params>

@@ -46,6 +46,13 @@ struct Window : PlainModification {
   __device__ __forceinline__ Window(Params const&, int, int) {}
 };
 
+// Sequences of their own lengths, one after the other: which rows and keys there are, and nothing else. See
+// common/sequences.cuh.
+struct Packed : PlainModification {
+  template <typename Params>
+  __device__ __forceinline__ Packed(Params const&, int, int) {}
+};
+
 // c tanh(score / c)
 struct Softcap {
   static constexpr bool kHasDerivative = true;
@@ -159,10 +166,14 @@ struct ModificationsOf<Config, std::void_t<typename Config::Modifications>> {
 template <typename Config>
 inline constexpr bool kIsModified = ModificationsOf<Config>::Type::kAny;
 
-// Whether params have windows. Kernels of these find them as window_of leaves them.
+template <typename Config>
+inline constexpr bool kIsPacked = ModificationsOf<Config>::Type::template kHas<Packed>;
+
+// Whether params have windows. Kernels of these find them as with_window leaves them.
+template <typename Params, typename = void>
+inline constexpr bool kHasWindow = false;
 template <typename Params>
-inline constexpr bool kHasWindow = std::is_same_v<Params, attention_autotuner_attention_forward_params> ||
-                                   std::is_same_v<Params, attention_autotuner_attention_backward_params>;
+inline constexpr bool kHasWindow<Params, std::void_t<decltype(Params::window_left)>> = true;
 
 inline constexpr int kUnbounded = (1 << 30) - 2;  // sums with rows and offsets stay within 32 bits
 

@@ -14,8 +14,8 @@ enum class ScoreMod {
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
-// Attention's params as far as ABI 1002 and 1003 have them: kernels that read no later field take these, so that the
-// later ones change no machine code of theirs.
+// Attention's params as far as ABI 1002, 1003 and 1004 have them: kernels that read no later field take these, so that
+// the later ones change no machine code of theirs.
 struct AttentionForwardParams1002 {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -34,6 +34,23 @@ struct AttentionForwardParams1003 {
   int32_t const *seqlens_k, *starts_k;
   int32_t causal_from_end, splits;
 };
+struct AttentionForwardParams1004 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o;
+  float* lse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+  int32_t const *seqlens_k, *starts_k;
+  int32_t causal_from_end, splits;
+  int32_t window_left, window_right;
+  float softcap;
+  int32_t alibi_per_batch;
+  float const *alibi_slopes, *sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
+};
 struct AttentionBackwardParams1002 {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -41,6 +58,22 @@ struct AttentionBackwardParams1002 {
   float const *lse, *dlse;
   int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
   float softmax_scale;
+};
+struct AttentionBackwardParams1004 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
+  float const *lse, *dlse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+  int32_t window_left, window_right;
+  float softcap;
+  int32_t alibi_per_batch;
+  float const *alibi_slopes, *sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
+  float* dsinks;
 };
 static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
                   offsetof(AttentionForwardParams1002, softmax_scale) ==
@@ -54,6 +87,15 @@ static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner
                   offsetof(AttentionBackwardParams1002, softmax_scale) ==
                       offsetof(attention_autotuner_attention_backward_params, softmax_scale),
               "1002 and 1003 are prefixes of the present params");
+static_assert(sizeof(AttentionForwardParams1004) ==
+                      offsetof(attention_autotuner_attention_forward_params, cu_seqlens_q) &&
+                  offsetof(AttentionForwardParams1004, attn_mask_kind) ==
+                      offsetof(attention_autotuner_attention_forward_params, attn_mask_kind) &&
+                  sizeof(AttentionBackwardParams1004) ==
+                      offsetof(attention_autotuner_attention_backward_params, cu_seqlens_q) &&
+                  offsetof(AttentionBackwardParams1004, dsinks) ==
+                      offsetof(attention_autotuner_attention_backward_params, dsinks),
+              "1004 is a prefix of the present params");
 
 // The arguments of a direction's kernels.
 template <ScoreMod kScoreMod>
@@ -67,9 +109,15 @@ struct ScoreModParams<ScoreMod::kSoftmax> {
   using Backward = AttentionBackwardParams1002;
 };
 
-// The same of a config, which may be compiled with modifications.
+// The same of a config that is compiled with modifications, or for packed sequences.
 template <typename Config>
-using BackwardParamsOf = std::conditional_t<kIsModified<Config>, attention_autotuner_attention_backward_params,
+using ModifiedForwardParams =
+    std::conditional_t<kIsPacked<Config>, attention_autotuner_attention_forward_params, AttentionForwardParams1004>;
+template <typename Config>
+using ModifiedBackwardParams =
+    std::conditional_t<kIsPacked<Config>, attention_autotuner_attention_backward_params, AttentionBackwardParams1004>;
+template <typename Config>
+using BackwardParamsOf = std::conditional_t<kIsModified<Config>, ModifiedBackwardParams<Config>,
                                             typename ScoreModParams<Config::kScoreMod>::Backward>;
 
 // The parts of kernels of traits T that differ between score modifications: see the specialisations in

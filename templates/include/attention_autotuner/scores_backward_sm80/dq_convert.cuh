@@ -16,7 +16,16 @@ __global__ void __launch_bounds__(kRowThreads)
   using T = KeyPassTraits<Config>;
   using Element = typename T::Element;
   auto const& p = arguments.params;
-  int const index = int(blockIdx.x) / arguments.dq_tiles, tile = int(blockIdx.x) % arguments.dq_tiles;
+  int const index = int(blockIdx.x) / arguments.dq_tiles;
+  int tile = int(blockIdx.x) % arguments.dq_tiles, rows = p.seqlen_q, first_row = 0;
+  if constexpr (T::kPacked) {
+    CuSeqlens const queries = CuSeqlens::of_queries(p);
+    SequenceBlock const at = find_block<T::kBlockM>(queries, tile);
+    if (!at.exists) return;
+    tile = at.block;
+    rows = queries.length(at.sequence);
+    first_row = queries.begin(at.sequence);
+  }
   int const head = index % p.heads_q, batch = index / p.heads_q;
   float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockM * T::kPaddedDimQK);
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
@@ -43,13 +52,13 @@ __global__ void __launch_bounds__(kRowThreads)
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (row + 8 * half < p.seqlen_q && column < p.dim_qk) {
+      if (row + 8 * half < rows && column < p.dim_qk) {
         uint4 words;
         words.x = pack_pair<Element>(values[8 * half], values[8 * half + 1]);
         words.y = pack_pair<Element>(values[8 * half + 2], values[8 * half + 3]);
         words.z = pack_pair<Element>(values[8 * half + 4], values[8 * half + 5]);
         words.w = pack_pair<Element>(values[8 * half + 6], values[8 * half + 7]);
-        *reinterpret_cast<uint4*>(out + int64_t(row + 8 * half) * p.dq.stride_row + column) = words;
+        *reinterpret_cast<uint4*>(out + int64_t(first_row + row + 8 * half) * p.dq.stride_row + column) = words;
       }
     }
   }

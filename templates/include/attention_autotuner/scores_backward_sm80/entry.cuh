@@ -34,6 +34,7 @@ struct BackwardEntry {
   using Arguments = BackwardArguments<Params>;
   static constexpr bool kOnePass = Config::kPlan == Plan::kOnePass;
   static constexpr bool kHasKeys = Config::kPlan != Plan::kThreeKernels;
+  static constexpr bool kPacked = kIsPacked<Config>;
   static constexpr bool kHasSinks = ModificationsOf<Config>::Type::template kHas<Sinks>;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -105,14 +106,18 @@ struct BackwardEntry {
     int splits;
 
     explicit Workspace(Params const& p) {
-      int64_t const heads = int64_t(p.batch) * p.heads_q;
+      int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
       lse_delta_rows = round_up(p.seqlen_q + kLseDeltaPadding, kLseDeltaPadding);
+      if constexpr (kPacked) {
+        lse_delta_rows = count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare) * kLseDeltaPadding;
+      }
       shift = heads * lse_delta_rows * int64_t(sizeof(float));
       dq_sum = bytes = 2 * shift;
       dq_tiles = 0;
       if constexpr (kOnePass) {
         using T = KeyPassTraits<Config>;
         dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
+        if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, T::kBlockM);
         bytes += heads * dq_tiles * (T::kBlockM * T::kPaddedDimQK) * int64_t(sizeof(float));
       }
       dk_partial = dv_partial = bytes;
@@ -125,6 +130,7 @@ struct BackwardEntry {
     }
 
     static int count_splits(Params const& p) {
+      if (kPacked) return 1;
       int block = 0;
       for_each_pass([&block](auto, auto, auto traits) {
         using Traits = decltype(traits);
@@ -152,10 +158,10 @@ struct BackwardEntry {
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     constexpr int kBytes = Config::kCopyBytes;
     auto queries = [&p](attention_autotuner_tensor const& tensor, int bytes) {
-      return aligned(tensor, bytes, p.batch, p.heads_q, p.seqlen_q);
+      return aligned(tensor, bytes, batch_of<kPacked>(p), p.heads_q, rows_of_queries<kPacked>(p));
     };
     auto keys = [&p](attention_autotuner_tensor const& tensor, int bytes) {
-      return aligned(tensor, bytes, p.batch, p.heads_kv, p.seqlen_k);
+      return aligned(tensor, bytes, batch_of<kPacked>(p), p.heads_kv, rows_of_keys<kPacked>(p));
     };
     bool const pointers = queries(p.q, kBytes) && queries(p.dout, kBytes) && keys(p.k, kBytes) && keys(p.v, kBytes) &&
                           queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16) &&
@@ -168,11 +174,16 @@ struct BackwardEntry {
   static int32_t launch_pass(Kernel kernel, Arguments const& arguments, int rows, int heads, bool reversed_rows,
                              cudaStream_t stream) {
     Params const& p = arguments.params;
-    int const blocks = divide_up(rows, Traits::kBlockRows);
-    int64_t const tiles = int64_t(blocks) * heads * p.batch * Traits::kSlices;
+    int blocks = divide_up(rows, Traits::kBlockRows);
+    if constexpr (kPacked) blocks = count_blocks(rows, p.batch, Traits::kBlockRows);
+    int64_t const tiles = int64_t(blocks) * heads * batch_of<kPacked>(p) * Traits::kSlices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    TileList const list{int(tiles),         reversed_rows,        Divider::by(blocks),
-                        Divider::by(heads), Divider::by(p.batch), Divider::by(p.heads_q / p.heads_kv)};
+    TileList const list{int(tiles),
+                        reversed_rows,
+                        Divider::by(blocks),
+                        Divider::by(heads),
+                        Divider::by(batch_of<kPacked>(p)),
+                        Divider::by(p.heads_q / p.heads_kv)};
     kernel<<<int(tiles), Traits::kThreads, Traits::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());
   }
@@ -201,7 +212,7 @@ struct BackwardEntry {
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
     Arguments const arguments = arguments_of(p, workspace);
-    int64_t const heads = int64_t(p.batch) * p.heads_q;
+    int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
     int64_t const preprocess_grid = heads * divide_up(arguments.lse_delta_rows, kPreprocessRows);
     if (preprocess_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     backward_preprocess<Config>
@@ -217,9 +228,9 @@ struct BackwardEntry {
     status = for_each_pass([&](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
       if constexpr (Traits::kByQueries) {
-        return launch_pass<Traits>(kernel, arguments, p.seqlen_q, p.heads_q, p.causal != 0, stream);
+        return launch_pass<Traits>(kernel, arguments, rows_of_queries<kPacked>(p), p.heads_q, p.causal != 0, stream);
       } else {
-        return launch_pass<Traits>(places.splits > 1 ? shared : kernel, arguments, p.seqlen_k,
+        return launch_pass<Traits>(places.splits > 1 ? shared : kernel, arguments, rows_of_keys<kPacked>(p),
                                    p.heads_kv * places.splits, false, stream);
       }
     });

@@ -296,15 +296,17 @@ __global__ void __launch_bounds__(KeyPassTraits<Config>::kThreads, KeyPassTraits
                   TileList const __grid_constant__ list) {
   using T = KeyPassTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
-  KeyPassWarp<Config, Shared> warp(
-      arguments, tile_coordinates<T::kLongestFirst, 1, T::kScoreMod == ScoreMod::kMasked>(int(blockIdx.x), list),
-      shared_address(smem_bytes));
-  if (warp.range.tiles() > 0) warp.load_first();
-  if (warp.is_value_warp()) {
-    warp.template run<true>();
-  } else {
-    warp.template run<false>();
-  }
+  uint32_t const smem = shared_address(smem_bytes);
+  auto const listed = tile_coordinates<T::kLongestFirst, 1, T::kScoreMod == ScoreMod::kMasked>(int(blockIdx.x), list);
+  of_sequence<T>(arguments, listed, [smem](auto const& shown, TileCoordinates const& tile) {
+    KeyPassWarp<Config, Shared> warp(shown, tile, smem);
+    if (warp.range.tiles() > 0) warp.load_first();
+    if (warp.is_value_warp()) {
+      warp.template run<true>();
+    } else {
+      warp.template run<false>();
+    }
+  });
 }
 
 }  // namespace attention_autotuner

@@ -13,6 +13,29 @@
 
 namespace attention_autotuner {
 
+// Calls work(arguments, tile) for a tile of the list; of packed sequences, with arguments that show its sequence.
+template <typename T, typename Arguments, typename Work>
+__device__ __forceinline__ void of_sequence(Arguments const& arguments, TileCoordinates tile, Work&& work) {
+  if constexpr (T::kPacked) {
+    auto const& p = arguments.params;
+    SequenceBlock const at =
+        find_block<T::kBlockRows>(T::kByQueries ? CuSeqlens::of_queries(p) : CuSeqlens::of_keys(p), tile.row_block);
+    if (!at.exists) return;
+    Arguments shown = arguments;
+    show_sequence_to_backward<T::kByQueries>(shown, at.sequence);
+    if constexpr (T::kOnePass) {
+      CuSeqlens const queries = CuSeqlens::of_queries(p);
+      shown.dq_sum +=
+          int64_t(queries.first_block<T::kBlockColumns, 1>(at.sequence)) * (T::kBlockColumns * T::kPaddedDimQK);
+    }
+    tile.batch = 0;
+    tile.row_block = at.block;
+    work(shown, tile);
+  } else {
+    work(arguments, tile);
+  }
+}
+
 // Copies a whole tile that stays.
 template <typename Copy, typename Element>
 __device__ __forceinline__ void copy_resident(uint32_t tile, attention_autotuner_tensor const& tensor, int batch,

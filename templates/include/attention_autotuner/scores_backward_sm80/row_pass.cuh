@@ -284,13 +284,23 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     backward_rows(BackwardArguments<typename Traits::Params> const __grid_constant__ arguments,
                   TileList const __grid_constant__ list) {
   extern __shared__ __align__(128) char smem_bytes[];
-  RowPassWarp<Traits, Shared> warp(
-      arguments, list,
-      tile_coordinates<Traits::kLongestFirst, Traits::kSlices, Traits::kScoreMod == ScoreMod::kMasked>(block_index(),
-                                                                                                       list),
-      shared_address(smem_bytes));
-  if (warp.range.tiles() > 0) warp.load_first();
-  warp.run();
+  constexpr bool kBatchFirst = Traits::kScoreMod == ScoreMod::kMasked;
+  auto compute = [](auto& warp) {
+    if (warp.range.tiles() > 0) warp.load_first();
+    warp.run();
+  };
+  if constexpr (Traits::kPacked) {
+    auto const listed = tile_coordinates<Traits::kLongestFirst, Traits::kSlices, kBatchFirst>(block_index(), list);
+    of_sequence<Traits>(arguments, listed, [&](auto const& shown, TileCoordinates const& tile) {
+      RowPassWarp<Traits, Shared> warp(shown, list, tile, shared_address(smem_bytes));
+      compute(warp);
+    });
+  } else {
+    RowPassWarp<Traits, Shared> warp(
+        arguments, list, tile_coordinates<Traits::kLongestFirst, Traits::kSlices, kBatchFirst>(block_index(), list),
+        shared_address(smem_bytes));
+    compute(warp);
+  }
 }
 
 }  // namespace attention_autotuner

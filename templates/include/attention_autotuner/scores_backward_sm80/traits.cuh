@@ -22,6 +22,7 @@ struct BackwardDims {
   using Params = BackwardParamsOf<Config>;
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kModified = kIsModified<Config>;
+  static constexpr bool kPacked = kIsPacked<Config>;
   static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kPaddedDimV = Config::kPaddedDimV;
   static constexpr int kCopyBytes = Config::kCopyBytes;
@@ -136,6 +137,7 @@ struct RowPassTraits : BackwardDims<Config> {
   using Pass = PassType;
   static constexpr Result kResult = kResultOf;
   static constexpr bool kByQueries = kResult == Result::kDq;  // the rows are queries, else keys
+  static constexpr bool kOnePass = false;
   static constexpr bool kNeedsDp = kResult != Result::kDv;
   using BackwardDims<Config>::kScoreMod;
   using BackwardDims<Config>::kPaddedDimQK;

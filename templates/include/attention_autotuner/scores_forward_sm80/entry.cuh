@@ -45,10 +45,11 @@ struct ForwardEntry {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     constexpr int kBytes = Config::kCopyBytes;
-    bool const pointers = aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) &&
-                          aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.v, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kScoreMod>(p, kBytes);
+    bool const pointers = aligned(p.q, kBytes, batch_of<T::kPacked>(p), p.heads_q, rows_of_queries<T::kPacked>(p)) &&
+                          aligned(p.k, kBytes, batch_of<T::kPacked>(p), p.heads_kv, rows_of_keys<T::kPacked>(p)) &&
+                          aligned(p.v, kBytes, batch_of<T::kPacked>(p), p.heads_kv, rows_of_keys<T::kPacked>(p)) &&
+                          aligned(p.o, 16, batch_of<T::kPacked>(p), p.heads_q, rows_of_queries<T::kPacked>(p)) &&
+                          mask_aligned<T::kScoreMod>(p, kBytes);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -57,8 +58,9 @@ struct ForwardEntry {
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    int const row_blocks = (p.seqlen_q + T::kBlockM - 1) / T::kBlockM;
-    int64_t const tiles = int64_t(row_blocks) * p.heads_q * p.batch * Config::kVSlices;
+    int row_blocks = (p.seqlen_q + T::kBlockM - 1) / T::kBlockM;
+    if constexpr (T::kPacked) row_blocks = count_blocks(p.total_q, p.batch, T::kBlockM);
+    int64_t const tiles = int64_t(row_blocks) * p.heads_q * batch_of<T::kPacked>(p) * Config::kVSlices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int grid = int(tiles);
     if (Config::kPersistent) grid = minimum(grid, resident);
@@ -66,7 +68,7 @@ struct ForwardEntry {
                         p.causal != 0,
                         Divider::by(row_blocks),
                         Divider::by(p.heads_q),
-                        Divider::by(p.batch),
+                        Divider::by(batch_of<T::kPacked>(p)),
                         Divider::by(p.heads_q / p.heads_kv)};
     scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(with_window(p), list, score_factor(p));
     return cuda_status(cudaGetLastError());

@@ -3,15 +3,12 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/sequences.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/scores_forward_sm80/epilogue.cuh"
 #include "attention_autotuner/scores_forward_sm80/warp.cuh"
 
 namespace attention_autotuner {
-
-struct Nothing {
-  __device__ __forceinline__ void operator()(int) const {}
-};
 
 // The loops count K/V tiles down from the last one.
 
@@ -194,6 +191,39 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
   }
 }
 
+template <typename Warp>
+__device__ __forceinline__ void compute_tile(Warp& warp) {
+  using T = typename Warp::T;
+  if (warp.tiles > 0) {
+    if constexpr (T::kQkAhead) {
+      loop_ahead(warp);
+    } else if constexpr (T::kStages > 1 && T::kSlices == 1) {
+      loop_by_tile(warp);
+    } else {
+      loop_by_event(warp);
+    }
+  }
+  write_output(warp);
+}
+
+// A tile of the list of packed sequences, by params that show its sequence.
+template <typename Config>
+__device__ __forceinline__ void compute_packed_tile(typename ForwardTraits<Config>::Params const& all,
+                                                    TileList const& list, float c, uint32_t smem, int index) {
+  using T = ForwardTraits<Config>;
+  TileCoordinates tile = listed_tile<Config>(list, index);
+  SequenceBlock const at = find_block<T::kBlockM>(CuSeqlens::of_queries(all), tile.row_block);
+  if (!at.exists) return;
+  typename T::Params params = all;
+  int const first_query = show_sequence<true>(params, at.sequence).query;
+  shift_rows(params.o, first_query);
+  if (params.lse != nullptr) params.lse += shift_of_row_values(params, first_query, tile.head);
+  tile.batch = 0;
+  tile.row_block = at.block;
+  ForwardWarp<Config> warp(params, list, c, smem, index, tile);
+  compute_tile(warp);
+}
+
 template <typename Config>
 __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtasPerSm)
     scores_forward_sm80(typename ForwardTraits<Config>::Params const __grid_constant__ params,
@@ -202,17 +232,12 @@ __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtas
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);
   for (int index = blockIdx.x; index < list.tiles; index += gridDim.x) {
-    ForwardWarp<Config> warp(params, list, c, smem, index);
-    if (warp.tiles > 0) {
-      if constexpr (T::kQkAhead) {
-        loop_ahead(warp);
-      } else if constexpr (T::kStages > 1 && T::kSlices == 1) {
-        loop_by_tile(warp);
-      } else {
-        loop_by_event(warp);
-      }
+    if constexpr (T::kPacked) {
+      compute_packed_tile<Config>(params, list, c, smem, index);
+    } else {
+      ForwardWarp<Config> warp(params, list, c, smem, index);
+      compute_tile(warp);
     }
-    write_output(warp);
     if constexpr (!Config::kPersistent) return;
     __syncthreads();  // the next tile's loads reuse the memory that O was staged in
   }

@@ -9,6 +9,7 @@
 #include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
@@ -20,9 +21,10 @@ struct ForwardTraits {
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kModified = kIsModified<Config>;
+  static constexpr bool kPacked = kIsPacked<Config>;
   static constexpr bool kKeyBounds = kScoreMod == ScoreMod::kSoftmax && (kHasKeyBounds<Config> || kModified);
   using Params = std::conditional_t<
-      kModified, attention_autotuner_attention_forward_params,
+      kModified, ModifiedForwardParams<Config>,
       std::conditional_t<kKeyBounds, AttentionForwardParams1003, typename ScoreModParams<kScoreMod>::Forward>>;
   static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kBlockM = Config::kBlockM;
@@ -96,6 +98,17 @@ struct ForwardTraits {
   static constexpr int kSmemBytes =
       maximum(maximum(kRowExchangeOffset + kRowExchangeBytes, TileO::kBytes), TileQ::kBytes);
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
+};
+
+template <typename Config>
+__device__ __forceinline__ TileCoordinates listed_tile(TileList const& list, int index) {
+  return tile_coordinates<Config::kCtaOrder == CtaOrder::kLongestFirst, Config::kVSlices,
+                          Config::kScoreMod == ScoreMod::kMasked>(
+      Config::kPersistent ? recompute_here(index) : block_index(), list);
+}
+
+struct Nothing {
+  __device__ __forceinline__ void operator()(int) const {}
 };
 
 }  // namespace attention_autotuner

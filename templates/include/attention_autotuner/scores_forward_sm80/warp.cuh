@@ -53,6 +53,8 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   Params const& params;
   TileList const& list;
   int const index;  // of this output tile in the list
+  // The tile, where params show one of packed sequences.
+  std::conditional_t<T::kPacked, TileCoordinates, Nothing> const of_sequence;
   KeyRange<T::kKeyBounds> range;
 
   // This thread's first chunk of the K and V tiles that are fetched next.
@@ -71,9 +73,8 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   ForwardScoreMod<T::kScoreMod, T> score_mod;
 
   __device__ __forceinline__ TileCoordinates tile() const {
-    return tile_coordinates<Config::kCtaOrder == CtaOrder::kLongestFirst, Config::kVSlices,
-                            T::kScoreMod == ScoreMod::kMasked>(
-        Config::kPersistent ? recompute_here(index) : block_index(), list);
+    if constexpr (T::kPacked) return of_sequence;
+    return listed_tile<Config>(list, index);
   }
 
   __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + score_mod.far_keys(); }
@@ -94,8 +95,9 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     return 0;
   }
 
-  __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index)
-      : Place{smem}, params(params), list(list), index(index), c(c) {
+  __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index,
+                                         decltype(of_sequence) of_sequence = {})
+      : Place{smem}, params(params), list(list), index(index), of_sequence(of_sequence), c(c) {
     TileCoordinates const tile = this->tile();
     range.find(params, tile.batch);
     if constexpr (T::kModified) {

@@ -1,0 +1,83 @@
+// Score modifications of a consumer warpgroup of attention's backward: softcap and ALiBi.
+//
+// A softcap's tangents give exponents and, squared, the derivative of scores, with which P waits for dP. ALiBi's
+// -slope |distance| is linear in rows and columns of a tile on either side of the diagonal, and goes into what the
+// exponents subtract. Windows are a matter of masks and of which tiles are visited; the gradient of sinks is that of
+// family sm80, in common/sink_gradient.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+// Of a pass with a softcap for both dK and dV: what its scores become, in 16 bits, which together take no more
+// registers than those.
+template <bool kAny, int Registers>
+struct CappedScores {};
+template <int Registers>
+struct CappedScores<true, Registers> {
+  uint32_t next_p[Registers];  // P of the next results, while the last ones are in flight
+  uint32_t bent[Registers];    // P times the derivative of scores
+};
+
+inline constexpr float kHiddenTangent = -1.0e19f;  // whose exponential is 0, and whose square is finite
+
+// What ALiBi adds, for a tile, to what exponents subtract.
+template <typename T, bool kAny = T::kAlibi>
+struct Distances {
+  template <typename Consumer>
+  __device__ __forceinline__ void begin(Consumer const&, Cursor const&) {}
+  template <bool kMagnitudes>
+  __device__ __forceinline__ float add(float base, int, int) const {
+    return base;
+  }
+  __device__ __forceinline__ static constexpr bool crossed() { return false; }
+};
+template <typename T>
+struct Distances<T, true> {
+  int head = -1;              // whose slope this is
+  float slope, signed_slope;  // in powers of two; negative for tiles behind the diagonal
+  float first[2];             // distances of this lane's two rows from the first of its columns
+  bool crosses;               // the tile's distances have both signs
+
+  template <typename Consumer>
+  __device__ __forceinline__ void begin(Consumer const& consumer, Cursor const& now) {
+    auto const& arguments = consumer.arguments;
+    auto const& p = arguments.common.params;
+    int const wanted = T::kByQueries ? consumer.head : now.head;
+    // Beside a softcap there are no registers to keep the slope.
+    if (T::kPacksCapped || wanted != head) {
+      head = wanted;
+      slope = arguments.alibi_slopes[int64_t(consumer.batch) * arguments.slopes_per_batch + head] * kLog2E;
+    }
+    // Rows may be queries or keys; a distance is query + diagonal - key.
+    constexpr int kRows = kWarpgroupRows - 1, kColumns = T::kBlockColumns - 1, kSign = T::kByQueries ? 1 : -1;
+    int const diagonal = p.seqlen_k - p.seqlen_q, column = now.tile * T::kBlockColumns;
+    int const corner = kSign * (consumer.first_row() - column) + diagonal;
+    int const least = corner - (T::kByQueries ? kColumns : kRows), most = corner + (T::kByQueries ? kRows : kColumns);
+    // Where no query sees what is beyond its diagonal, the sign of distances there does not matter.
+    bool const before = least >= 0 || p.causal_offset + arguments.window_right <= diagonal;
+    crosses = !before && most > 0;
+    signed_slope = before || crosses ? slope : -slope;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      first[half] = float(kSign * (consumer.lane_row() + 8 * half - column - 2 * (lane_index() & 3)) + diagonal);
+    }
+  }
+  __device__ __forceinline__ bool crossed() const { return crosses; }
+  // With the term of a row's half and a column.
+  template <bool kMagnitudes>
+  __device__ __forceinline__ float add(float base, int half, int column) const {
+    float const step = T::kByQueries ? -float(column) : float(column);
+    if constexpr (kMagnitudes) return fmaf(slope, fabsf(first[half] + step), base);
+    // First what the values of several scores share.
+    if constexpr (T::kByQueries) return fmaf(signed_slope, step, fmaf(signed_slope, first[half], base));
+    return fmaf(signed_slope, first[half], fmaf(signed_slope, step, base));
+  }
+};
+
+}  // namespace attention_autotuner::softmax_backward

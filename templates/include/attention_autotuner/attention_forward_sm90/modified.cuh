@@ -1,0 +1,146 @@
+// Score modifications of a consumer warpgroup of attention's forward: windows, softcap, ALiBi and sinks.
+//
+// A softcap leaves tangents in the place of scores; the cap is then part of the exponent's scale. ALiBi's
+// -slope |distance| is linear in the columns of a tile on either side of the diagonal: what a column adds to a score is
+// one FMA by a constant, and what the row and the tile add goes into what the exponent subtracts. Only tiles that the
+// diagonal crosses take it score by score. A sink is what the row's maximum and sum begin with.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_forward_sm90/rows.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
+
+namespace attention_autotuner::softmax_forward {
+
+template <typename T>
+struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
+  using Base = AttentionForwardSm90Rows<T>;
+  using Base::arguments;
+  using Base::Base;
+  using Base::first;
+  using Base::group;
+  using Base::head_of;
+  using Base::lane_row;
+  using Base::query_of;
+  using Base::range;
+  using Base::s;
+  using Base::steps;
+  using Base::unmasked;
+  using Base::visible_end;
+  using Base::visible_first;
+
+  int whole_from;           // tiles of keys from here on lie within the windows' lower ends
+  int rest;                 // of the CTA's tiles of keys, those below this warpgroup's
+  float slope[2], sink[2];  // of this lane's two rows: over the exponent's scale; in powers of two
+  float offset[2];          // that exponents of the present tile have beside scaled scores, in powers of two
+
+  __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
+    Base::begin_tile(tile);
+    int const row = first_query(tile);
+    unmasked = maximum(visible_end(range, row), 0) / T::kBlockN;
+    whole_from = divide_up(visible_first(range, last_query(tile)), T::kBlockN);
+    rest = 0;
+    if constexpr (!T::kFlat) {
+      rest = maximum(0, minimum(visible_first(range, row) / T::kBlockN - first, steps - 1));
+      first += rest;
+      steps -= rest;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const head = head_of(tile, lane_row() + 8 * half);
+      if constexpr (T::kAlibi) {
+        float const* const slopes = arguments.alibi_slopes + int64_t(tile.batch) * arguments.slopes_per_batch;
+        slope[half] = slopes[head] * arguments.slope_scale;
+      }
+      if constexpr (T::kSinks) sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();
+    }
+  }
+  __device__ __forceinline__ bool needs_mask(int key_tile) const {
+    return key_tile >= unmasked || key_tile < whole_from;
+  }
+
+  // Hides keys outside of the windows.
+  __device__ __forceinline__ void mask_window(WorkTile const& tile, int key_tile) {
+    int const column = key_tile * T::kBlockN + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const query = query_of(tile, lane_row() + 8 * half);
+      int const begin = visible_first(range, query) - column, end = visible_end(range, query) - column;
+#pragma unroll
+      for (int g = 0; g < T::kBlockN / 8; ++g) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = s[4 * g + 2 * half + e];
+          score = 8 * g + e >= begin && 8 * g + e < end ? score : minus_infinity();
+        }
+      }
+    }
+  }
+
+  // What comes between scores and mask.
+  __device__ __forceinline__ void modify(WorkTile const& tile, int key_tile) {
+    if constexpr (T::kSoftcap) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockN / 2; ++i) s[i] = tanh_approximate(s[i] * arguments.tanh_scale);
+    } else if (arguments.sign != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockN / 2; ++i) s[i] *= arguments.sign;
+    }
+    if constexpr (T::kAlibi) add_distances(tile, key_tile);
+  }
+
+ private:
+  __device__ __forceinline__ int first_query(WorkTile const& tile) const {
+    return query_of(tile, group * kWarpgroupRows);
+  }
+  __device__ __forceinline__ int last_query(WorkTile const& tile) const {
+    return query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
+  }
+
+  __device__ __forceinline__ void add_distances(WorkTile const& tile, int key_tile) {
+    int diagonal = arguments.seqlen_k - arguments.seqlen_q;
+    if constexpr (T::kKeyBounds) diagonal = range.diagonal - range.begin();
+    int const column = key_tile * T::kBlockN;
+    // Where no row sees what is beyond its diagonal, the sign of distances there does not matter.
+    bool const before = range.causal_offset(arguments) + arguments.window_right <= diagonal ||
+                        column + T::kBlockN - 1 <= first_query(tile) + diagonal;
+    bool const behind = column >= last_query(tile) + diagonal;
+    float distance[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      distance[half] = float(query_of(tile, lane_row() + 8 * half) + diagonal - column - 2 * (lane_index() & 3));
+    }
+    if (before || behind) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float const step = before ? slope[half] : -slope[half];
+        offset[half] = -step * arguments.exponent_scale * distance[half];
+#pragma unroll
+        for (int g = 0; g < T::kBlockN / 8; ++g) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = s[4 * g + 2 * half + e];
+            score = fmaf(step, float(8 * g + e), score);
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        offset[half] = 0.0f;
+#pragma unroll
+        for (int g = 0; g < T::kBlockN / 8; ++g) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = s[4 * g + 2 * half + e];
+            score = fmaf(-slope[half], fabsf(distance[half] - float(8 * g + e)), score);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace attention_autotuner::softmax_forward

@@ -1,0 +1,59 @@
+// Values of score modifications in the arguments of family sm90's attention, forward and backward.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/score/modifications.cuh"
+
+namespace attention_autotuner {
+
+// Which modifications a config has, of those that family sm90 knows.
+template <typename Config>
+struct ScoreModsOf {
+  using Modifications = typename ModificationsOf<Config>::Type;
+  static constexpr bool kModified = kIsModified<Config>;
+  static constexpr bool kSoftcap = Modifications::template kHas<Softcap>;
+  static constexpr bool kAlibi = Modifications::template kHas<AlibiSlopes>;
+  static constexpr bool kSinks = Modifications::template kHas<Sinks>;
+  static_assert(!Modifications::template kHas<AttnMask>, "tensors of masks are for family sm80");
+};
+
+// Part of the arguments of kernels with modifications, and nothing of others.
+template <bool kModified>
+struct ScoreValues {};
+template <>
+struct ScoreValues<true> {
+  int window_left, window_right;  // as with_window leaves them
+  int zero;                       // which the compiler does not know
+  float tanh_scale;               // of scores under a softcap: softmax_scale / softcap
+  float slope_scale;              // log2(e) over the exponent's scale
+  int slopes_per_batch;           // 0 where batch entries share slopes
+  float const *alibi_slopes, *sinks;
+};
+
+// The values in params. Under a softcap, `exponent_scale`, by which exponents are scores, becomes that of the tangents.
+template <typename Mods, typename Params>
+inline void take_values(ScoreValues<true>& values, Params const& asked, float& exponent_scale) {
+  Params const params = with_window(asked);
+  values.window_left = params.window_left;
+  values.window_right = params.window_right;
+  values.zero = 0;
+  values.slopes_per_batch = params.alibi_per_batch ? params.heads_q : 0;
+  values.alibi_slopes = params.alibi_slopes;
+  values.sinks = params.sinks;
+  if constexpr (Mods::kSoftcap) {
+    values.tanh_scale = params.softmax_scale / params.softcap;
+    exponent_scale = params.softcap * kLog2E;
+  }
+  values.slope_scale = kLog2E / exponent_scale;
+}
+
+// To 2^-11 of the result, one instruction on the unit of exponentials.
+__device__ __forceinline__ float tanh_approximate(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,153 @@
+"""Score modifications of family sm90's attention: right on the emulated machine, and built without spills."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    DqShareSm90,
+)
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from tests.emulation.build import Mutants
+from tests.emulation.build import build as emulated
+from tests.emulation.check import check, scaled
+from tests.numerics.score_modifications import KINDS
+
+pytestmark = pytest.mark.build
+
+BASE = Problem(batch=1, heads_q=4, heads_kv=2, seqlen_q=203, seqlen_k=301, dim_qk=64, dim_v=64)
+SHAPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True, "seqlen_q": 231, "seqlen_k": 103},  # rows that see no key
+    {"causal": True, "causal_alignment": "top_left", "seqlen_k": 140},
+    {"seqlen_q": 5},
+)
+FORWARD = AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap")
+STREAM = replace(
+    FORWARD, q_stages=1, output="direct", schedule="static", pack_gqa=True, split_kv=True
+)
+KEYS = BackwardPassSm90(block_columns=64, issue_order="both_ahead", first_stages=3)
+FUSED = AttentionBackwardSm90Knobs(
+    decomposition="fused", keys=KEYS, dq_share=DqShareSm90(dq_by="own", dq_add="ordered")
+)
+TWO = AttentionBackwardSm90Knobs(
+    decomposition="two_pass", keys=replace(KEYS, issue_order="scores_ahead"), dq=KEYS
+)
+KNOBS: dict[str, Any] = {
+    "overlap": FORWARD,
+    "exact_flat": replace(FORWARD, mainloop="overlap_flat", optimistic=False),
+    "turns": replace(FORWARD, warpgroups=3, mainloop="serial", ping_pong=True),
+    "strict": replace(FORWARD, mainloop="strict", q_stages=1),
+    "stream": STREAM,
+    "fused": FUSED,
+    "two_pass": TWO,
+}
+PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
+VALUES = {**KINDS, "pair": PAIR}
+CASES = [
+    *(("overlap", kind) for kind in ("window", "softcap", "alibi", "sinks")),
+    *((name, "bent") for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass")),
+    *((name, "pair") for name in ("turns", "stream", "fused", "two_pass")),
+]
+FORWARD_MODS, BACKWARD_MODS = (f"attention_{x}_sm90/modified.cuh" for x in ("forward", "backward"))
+MISTAKES = {
+    "far_keys_seen": (
+        *("exact_flat", "window", FORWARD_MODS),
+        "return key_tile >= unmasked || key_tile < whole_from;",
+        "return key_tile >= unmasked;",
+    ),
+    "sink_of_every_split": (
+        *("stream", "sinks", FORWARD_MODS),
+        "sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();",
+        "sink[half] = arguments.sinks[head] * kLog2E;",
+    ),
+    "one_side": (
+        *("two_pass", "alibi", BACKWARD_MODS),
+        "crosses = !before && most > 0;",
+        "crosses = false;",
+    ),
+    "not_capped": (
+        *("fused", "softcap", "attention_backward_sm90/scores.cuh"),
+        "bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);",
+        "bent[e] = s[4 * g + e];",
+    ),
+    "far_rows_seen": (
+        *("fused", "window", "attention_backward_sm90/scores.cuh"),
+        "if (common.end_of_queries(first_row()) < column + T::kBlockColumns) return true;",
+        "",
+    ),
+}
+
+
+def made(knobs: str, kind: str, folder: Path, mutants: Mutants | None = None) -> tuple[Any, Any]:
+    """An emulated kernel with three splits if any, and the problems that it is right for."""
+    direction: Any = "backward" if knobs in ("fused", "two_pass") else "forward"
+    problem = replace(BASE, direction=direction, **VALUES[kind])
+    candidate = Candidate.of(problem, KNOBS[knobs])
+    kernel = emulated(candidate, folder / f"{knobs}_{kind}", mutants)
+    if candidate.knobs == STREAM:
+        kernel = kernel.with_launch_knobs({"splits": 3})
+    return kernel, [replace(problem, **shape) for shape in SHAPES]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+@pytest.mark.parametrize(("knobs", "kind"), CASES)
+def test_kernels_are_right_on_the_emulated_machine(folder: Path, knobs: str, kind: str) -> None:
+    kernel, problems = made(knobs, kind, folder)
+    outcome = check(kernel, problems, [("random", 1)])
+    assert outcome.ok, outcome.reason
+    for sign in (-1.0, 0.0) if knobs == "turns" else ():  # of the scale
+        outcome = check(kernel, problems[:1], [("lazy", 0)], adjust=partial(scaled, sign=sign))
+        assert outcome.ok, (sign, outcome.reason)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_caught(folder: Path, mistake: str) -> None:
+    knobs, kind, *texts = MISTAKES[mistake]
+    mutants: Any = {mistake: texts}
+    kernel, problems = made(knobs, kind, folder / mistake, mutants)
+    outcome = check(kernel, problems[:1], [("eager", 0)], mutant=mistake)
+    assert outcome.kind == "wrong", outcome
+
+
+def test_sinks_hold_with_key_bounds(folder: Path) -> None:
+    problem = replace(BASE, batch=9, heads_q=2, seqlen_q=65, seqlen_k=150, key_bounds=True)
+    problem = replace(problem, **VALUES["bent"], causal=True)
+    kernel = emulated(Candidate.of(problem, FORWARD), folder / "bounds")
+    outcome = check(kernel, [problem, problem], [("lazy", 0)])
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_defaults_build_without_spills(tmp_path: Path, direction: Any) -> None:
+    problems = [
+        Problem(direction=direction, causal=True, dim_qk=dim, dim_v=dim, **KINDS[kind])
+        for dim, kind in ((64, "bent"), (128, "window"), (128, "softcap"), (128, "alibi"))
+    ]
+    kernels = [render(H100().default(problem)) for problem in problems]
+    target = BuildTarget(arch="90a")
+    for artifact in build(kernels, target, toolchain=find_toolchain(), store=Store(tmp_path)):
+        assert isinstance(artifact, Artifact), artifact
+        assert artifact.report.spill_load_bytes == artifact.report.spill_store_bytes == 0
+        assert not artifact.report.warnings
+        assert ctypes.CDLL(str(artifact.path)).attention_autotuner_abi_version() == 1004

@@ -1,0 +1,188 @@
+"""Packed sequences on a GPU: default kernels against the reference, each sequence alone, graphs, builds, balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import attention_autotuner
+from attention_autotuner import settings
+from attention_autotuner.codegen import build as build_module
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.tuning.verify import verify
+from tests.numerics.kernel_pool import KernelPool
+from tests.numerics.packed_sequences import BASE, KINDS, each_sequence, ends_of
+
+pytestmark = pytest.mark.gpu
+
+flash_attn_func: Any = attention_autotuner.flash_attn_func  # as an untyped caller sees it
+flash_attn_varlen_func: Any = attention_autotuner.flash_attn_varlen_func
+PASSES: tuple[dict[str, Any], ...] = (
+    {"direction": "forward"},
+    {"direction": "backward"},
+    {"direction": "backward", "deterministic": True},
+)
+DIMS: tuple[dict[str, Any], ...] = (
+    {"dim_qk": 64, "dim_v": 64},
+    {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"},
+    {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2},
+    {"dim_qk": 256, "dim_v": 256, "dtype": "bf16"},
+)
+SHAPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"batch": 1, "packed_rows": (515, 1021), "seqlen_q": 515, "seqlen_k": 1021},
+    {"batch": 300, "packed_rows": (4000, 3000), "seqlen_q": 1500, "seqlen_k": 30},
+)
+LENGTHS = [1969, 1311, 268, 125, 411, 249, 1481, 154, 349]
+LENGTHS += [576, 2658, 398, 139, 1298, 680, 120, 2678, 1520]
+
+CHECKED = [
+    replace(BASE, **KINDS[kind], **named, **dims)
+    for dims in DIMS
+    for named in PASSES
+    for kind in ("plain", "all")
+]
+# Of the calls, and of the sequences alone.
+CHANGES: tuple[dict[str, Any], ...] = (
+    *({"window_size": (left, -1), "packed_rows": n} for left in (-1, 99) for n in ((0, 0), (9, 9))),
+    {"dim_qk": 128, "dim_v": 128},
+)
+CALLED = [
+    replace(BASE, **{"causal": True, "dtype": "bf16", "dim_qk": 64, "dim_v": 64, **change, **named})
+    for change in CHANGES
+    for named in PASSES[:2]
+]
+PROBLEMS = [*CHECKED, *CALLED]
+
+
+@pytest.fixture(autouse=True)
+def _defaults(pool: KernelPool) -> Iterator[None]:
+    """Serve default kernels, all of which are built."""
+    with settings.override(mode="off"):
+        yield
+
+
+@pytest.mark.parametrize("problem", CHECKED, ids=Problem.describe)
+def test_the_default_kernel(pool: KernelPool, problem: Problem, device: torch.device) -> None:
+    made = pool.present.default(problem)
+    kernel = pool.kernel(made)
+    for shape in SHAPES:
+        outcome = verify(
+            replace(problem, **shape), kernel, deterministic=made.deterministic, device=device
+        )
+        assert outcome.ok, outcome
+
+
+def make(
+    rows: int, device: torch.device, heads: int = 4, heads_kv: int = 2, dim: int = 64
+) -> list[torch.Tensor]:
+    generator = torch.Generator(device=device).manual_seed(rows)
+    shapes = ((rows, heads, dim), (rows, heads_kv, dim), (rows, heads_kv, dim))
+    named: Any = {"dtype": torch.bfloat16, "device": device, "generator": generator}
+    return [torch.randn(shape, **named).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (99, 0)])
+def test_a_batch_is_its_sequences(window: tuple[int, int], device: torch.device) -> None:
+    lengths, options = [*LENGTHS[:6], 0, 1], {"causal": True, "window_size": window}
+    ends, leaves = ends_of(lengths, device), make(sum(lengths), device)
+    o, lse = flash_attn_varlen_func(
+        *leaves, ends, ends, max(lengths), max(lengths), return_lse=True, **options
+    )
+    grad = torch.randn_like(o)
+    gradients = torch.autograd.grad(o, leaves, grad)
+    for _, rows, _ in each_sequence(ends, ends):
+        alone = [x[rows][None].detach().requires_grad_() for x in leaves]
+        o_alone, lse_alone = flash_attn_func(*alone, layout="bshd", return_lse=True, **options)
+        torch.testing.assert_close(o[rows], o_alone[0], atol=0.02, rtol=0.02)
+        torch.testing.assert_close(lse[:, rows], lse_alone[0], atol=1e-3, rtol=1e-3)
+        others = torch.autograd.grad(o_alone, alone, grad[rows][None])
+        for ours, theirs in zip(gradients, others, strict=True):
+            torch.testing.assert_close(ours[rows], theirs[0], atol=0.06, rtol=0.03)
+
+
+def test_a_graph_follows_the_lengths(device: torch.device) -> None:
+    q, k, v = (x.detach() for x in make(2048, device))
+    ends = ends_of([1000, 24, 1024, 0], device)
+
+    def call() -> torch.Tensor:
+        out: torch.Tensor = flash_attn_varlen_func(q, k, v, ends, ends, 2048, 2048, causal=True)
+        return out
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call()
+    for lengths in ([1, 1, 1, 1], [0, 2048, 0, 0], [500, 600, 7, 100]):
+        ends.copy_(ends_of(lengths, device))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(o, call())
+        assert not o[sum(lengths) :].any()
+
+
+def test_no_composition_builds_or_waits(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    runs: list[object] = []
+    compile_units: Callable[..., Any] = build_module._compile
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        runs.append(arguments)
+        return compile_units(*arguments, **named)
+
+    for index, lengths in enumerate(([300, 20], [1], [5] * 77, LENGTHS)):
+        ends, leaves = ends_of(lengths, device), make(sum(lengths), device)
+        if index == 1:
+            monkeypatch.setattr(build_module, "_compile", counted)
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            longest = max(lengths)
+            o = flash_attn_varlen_func(*leaves, ends, ends, longest, longest, causal=True)
+            o.sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    assert not runs
+
+
+def time_of(call: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(5):
+        call()
+    start.record()
+    for _ in range(20):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_uneven_lengths_are_balanced(backward: bool, device: torch.device) -> None:
+    times = []
+    for lengths in (LENGTHS, [1664] * 9):
+        ends, leaves = (
+            ends_of(lengths, device),
+            make(sum(lengths), device, heads=16, heads_kv=16, dim=128),
+        )
+        longest = max(lengths)
+
+        def forward(ends: Any = ends, leaves: Any = leaves, longest: int = longest) -> Any:
+            return flash_attn_varlen_func(*leaves, ends, ends, longest, longest, causal=True)
+
+        o = forward()
+        grad = torch.randn_like(o)
+
+        def gradients(o: Any = o, leaves: Any = leaves, grad: Any = grad) -> Any:
+            return torch.autograd.grad(o, leaves, grad, retain_graph=True)
+
+        with torch.set_grad_enabled(backward):
+            time = time_of(gradients if backward else forward)
+        times.append(time / sum(length * length for length in lengths))
+    assert times[0] / times[1] < 1.3
