@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from .core.user_cache import default_cache_dir
 from .errors import SettingsError
 from .logs import NAME, configure_logging
 
@@ -31,17 +32,6 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True}
 _SWITCH |= {"0": False, "false": False, "no": False, "off": False}
-
-
-def default_cache_dir() -> Path:
-    """Where kernels and records are kept when ``CACHE_DIR`` does not say: the user's cache folder."""
-    try:
-        import platformdirs
-    except ModuleNotFoundError:
-        # A source tree on a bare machine: what platformdirs answers on Linux.
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return Path(home, "attention_autotuner").expanduser()
-    return platformdirs.user_cache_path("attention_autotuner")
 
 
 @dataclass(frozen=True, kw_only=True)

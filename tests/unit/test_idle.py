@@ -116,7 +116,7 @@ def test_no_kernel_is_built_for_a_gpu_without_room_unless_candidates_run_in_this
             pipeline = LocalPipeline(H100(), now)
         pipeline.environment = GPU
         with pytest.raises(error):
-            pipeline.build([], lambda done, total, name: None)
+            pipeline.build([], lambda *_: None)
 
 
 def test_a_bound_on_memory_is_of_a_process_of_its_own() -> None:

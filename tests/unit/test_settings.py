@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner import settings
+from attention_autotuner.core.user_cache import default_cache_dir
 from attention_autotuner.errors import SettingsError
 from attention_autotuner.settings import PREFIX, TABLE, Settings, from_environment
 from tests.snippets.settings_table import markdown_table
@@ -219,6 +220,6 @@ def test_the_default_cache_is_the_same_without_platformdirs(
     monkeypatch: pytest.MonkeyPatch, base: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", base)
-    with_it = settings.default_cache_dir()
+    with_it = default_cache_dir()
     monkeypatch.setitem(sys.modules, "platformdirs", None)
-    assert settings.default_cache_dir() == with_it
+    assert default_cache_dir() == with_it

@@ -79,11 +79,9 @@ def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
 class SlowTogether(FakePipeline):
     """A pipeline whose challengers are fast alone, and slow in a step."""
 
-    def measure_steps(
-        self, problem: Problem, steps: Any, *, budget_seconds: float
-    ) -> tuple[list[Timing], bool]:
+    def measure_steps(self, *arguments: Any, **options: Any) -> tuple[list[Timing], bool]:
         alone, self.time_us = self.time_us, lambda name: 300.0 if name in CHALLENGERS else 100.0
-        timings = super().measure_steps(problem, steps, budget_seconds=budget_seconds)
+        timings = super().measure_steps(*arguments, **options)
         self.time_us = alone
         return timings
 

@@ -124,8 +124,8 @@ class Engine:
     fresh: bool = False
     deadline: float = inf
     alone: bool = True
-    _journals: dict[tuple[str, str], Journal] = field(default_factory=dict, init=False)
     progress: Progress = field(default_factory=lambda: Progress(None, None))
+    _journals: dict[tuple[str, str], Journal] = field(default_factory=dict, init=False)
     _kernels: dict[str, str] = field(default_factory=dict, init=False)  # ids by candidate name
 
     @property

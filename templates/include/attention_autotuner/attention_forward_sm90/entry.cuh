@@ -20,9 +20,9 @@ template <typename Config>
 struct AttentionForwardSm90Entry {
   using T = AttentionForwardSm90Traits<Config>;
   using Element = typename T::Element;
-  using Params = std::conditional_t<
-      T::kMasked, attention_autotuner_retnet_forward_params,
-      std::conditional_t<T::kModified, attention_autotuner_attention_forward_params, AttentionForwardParams1003>>;
+  using Params =
+      std::conditional_t<T::kMasked, attention_autotuner_retnet_forward_params,
+                         std::conditional_t<T::kModified, ModifiedForwardParams<Config>, AttentionForwardParams1003>>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
