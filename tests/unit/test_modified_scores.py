@@ -323,9 +323,9 @@ def test_values_reach_the_params(
 def test_flex_and_ours_bend_scores_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention import flex_attention
 
-    make = flex_attention.create_block_mask
+    make: Any = flex_attention.create_block_mask
     monkeypatch.setattr(
-        flex_attention, "create_block_mask", lambda *sizes, device: make(*sizes, device="cpu")
+        flex_attention, "create_block_mask", lambda *sizes, **_: make(*sizes, device="cpu")
     )
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes")
