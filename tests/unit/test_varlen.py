@@ -226,6 +226,7 @@ def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
     if direction == "forward":
         persistent = replace(candidate, knobs=replace(candidate.knobs, persistent=True))
         assert "got persistent=True" in str(check(persistent, policy.spec))
+        assert not any(made.knobs.persistent for made in policy.legal(problem))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
