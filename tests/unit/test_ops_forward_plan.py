@@ -311,7 +311,8 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         tensor = values.pop(name)
         assert (tensor.stride_batch, tensor.stride_head, tensor.stride_row) == expected
         assert tensor.data is None
-    for name in ("lse", "seqlens_k", "starts_k", "alibi_slopes", "sinks"):
+    pointers = ("lse", "seqlens_k", "starts_k", "alibi_slopes", "sinks", "cu_seqlens_q")
+    for name in (*pointers, "cu_seqlens_k"):
         assert values.pop(name) is None
     assert values.pop("attn_mask").data is None
     assert values == {
@@ -333,4 +334,6 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         "alibi_per_batch": 0,
         "attn_mask_stride_column": 0,
         "attn_mask_kind": 0,
+        "total_q": 0,
+        "total_k": 0,
     }

@@ -226,6 +226,7 @@ def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
     if direction == "forward":
         persistent = replace(candidate, knobs=replace(candidate.knobs, persistent=True))
         assert "got persistent=True" in str(check(persistent, policy.spec))
+        assert not any(made.knobs.persistent for made in policy.legal(problem))
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -270,13 +271,17 @@ def test_lengths_reach_the_params(
             raise InterruptedError  # the fake would write batch entries
 
         monkeypatch.setattr(launch, "Launch", record)
-        for longest in ((9, 9), (0, 99)):
+        for longest in ((9, 9), (0, 99), (12, 16)):
             modifiers = Modifiers(cu_seqlens_q=ENDS[0], cu_seqlens_k=ENDS[1], max_seqlens=longest)
             options = (None, True, False, "")
             with pytest.raises(InterruptedError):
                 attention_plan.attention_forward(q, k, v, options, True, modifiers=modifiers)
         problems = [problem for problem, *_ in fake.asked]
-    assert [(p.batch, p.seqlen_q, p.seqlen_k) for p in problems] == [(6, 9, 9), (6, 1, 26)]
+    assert [(p.batch, p.seqlen_q, p.seqlen_k) for p in problems] == [
+        (6, 16, 16),
+        (6, 16, 26),
+        (6, 16, 16),
+    ]
     assert {p.packed_rows for p in problems} == {(28, 26)}
     params = seen[0]
     assert (params.batch, params.total_q, params.total_k, params.causal_from_end) == (6, 28, 26, 1)

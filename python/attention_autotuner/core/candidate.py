@@ -35,7 +35,7 @@ class KernelKnobs:
         family: ``sm80``: mma.sync, ldmatrix, cp.async; runs on compute capability 8.0 and newer. ``sm90``: wgmma and
             TMA; runs on 9.0 alone.
         serves: the operations, directions and score modifications that the kernel computes.
-        modifications: those of ``MODIFICATIONS`` that it can be compiled with.
+        modifications: those of ``COMPILED`` that it can be compiled with.
     """
 
     kernel: ClassVar[str]
@@ -96,7 +96,7 @@ class Candidate:
         mask: as in :class:`~.problem.Problem`.
         knobs: the :class:`KernelKnobs` of one kernel, which they name.
         key_bounds: as in :class:`~.problem.Problem`.
-        modifications: names of ``MODIFICATIONS`` that the kernel is compiled with.
+        modifications: names of ``COMPILED`` that the kernel is compiled with.
 
     Raises:
         TypeError: the knobs are of a kernel that does not compute this.

@@ -10,11 +10,13 @@ WINDOW = "window"
 PACKED = "packed"
 VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks")
 """Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
-MODIFICATIONS = (*VALUED, WINDOW, PACKED)
-"""All that kernels are compiled with."""
+MODIFICATIONS = (*VALUED, WINDOW)
+"""All that bend scores."""
+COMPILED = (*MODIFICATIONS, PACKED)
+"""All that kernels are compiled with; a kernel that bends scores need not pack."""
 
 
-def in_order(names: Iterable[str], known: tuple[str, ...] = MODIFICATIONS) -> tuple[str, ...]:
+def in_order(names: Iterable[str], known: tuple[str, ...] = COMPILED) -> tuple[str, ...]:
     """The names without repeats, in the order of those known.
 
     Raises:

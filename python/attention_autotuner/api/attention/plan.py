@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...core.problem import bucket_seqlen
 from ...operations.attention.modified import CU_SEQLENS, Modifiers
 from ...serving import dispatch
 from ..shared import checks, launch, planning
@@ -210,8 +211,8 @@ def _plan_of(
         scalars = modifiers.scalars
         ends = modifiers.cu_seqlens_q
         if ends is not None:
-            lengths = zip(modifiers.max_seqlens, (q.shape[2], k.shape[2]), strict=True)
-            longest = [min(max(length, 1), max(rows, 1)) for length, rows in lengths]
+            lengths = zip(_greatest(modifiers), (q.shape[2], k.shape[2]), strict=True)
+            longest = [max(min(length, rows), 1) for length, rows in lengths]
             named |= {"batch": len(ends) - 1, "seqlen_q": longest[0], "seqlen_k": longest[1]}
             named |= {"packed_rows": (q.shape[2], k.shape[2])}
     if not checks.is_empty(q, k):
@@ -241,6 +242,11 @@ def _packing_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) ->
     return (*map(present.get, CU_SEQLENS), *modifiers.max_seqlens)
 
 
+def _greatest(modifiers: Modifiers) -> tuple[int, ...]:
+    """The greatest lengths as far as a choice of kernels depends on them, so that few plans serve many batches."""
+    return tuple(map(bucket_seqlen, modifiers.max_seqlens))
+
+
 def _signature(modifiers: Modifiers | None) -> tuple[Any, ...]:
     """All that a plan depends on of score modifications."""
     if modifiers is None:
@@ -250,6 +256,6 @@ def _signature(modifiers: Modifiers | None) -> tuple[Any, ...]:
         modifiers.names,
         modifiers.window_size,
         modifiers.softcap,
-        modifiers.max_seqlens,
+        _greatest(modifiers),
         *tensors,
     )

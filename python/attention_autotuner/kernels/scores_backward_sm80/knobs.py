@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
-from ...core.modifications import MODIFICATIONS
+from ...core.modifications import COMPILED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm80Knobs
 
 BackwardPlan = Literal["one_pass", "two_kernels", "three_kernels"]
@@ -113,7 +113,7 @@ class BackwardKnobs(PlannedPasses, Sm80Knobs):
             ("retnet", "backward", "decayed"),
         }
     )
-    modifications: ClassVar[frozenset[str]] = frozenset(MODIFICATIONS)
+    modifications: ClassVar[frozenset[str]] = frozenset(COMPILED)
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dq", "dk", "dv")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...core.candidate import Service, knobs_as
-from ...core.modifications import MODIFICATIONS
+from ...core.modifications import COMPILED
 from ...core.problem import Form
 from ..chunks_sm80.knobs import ChunkPass
 from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
@@ -44,7 +44,7 @@ class ForwardKnobs(Sm80Knobs):
             ("retention", "forward", "decayed"),
         }
     )
-    modifications: ClassVar[frozenset[str]] = frozenset(MODIFICATIONS)
+    modifications: ClassVar[frozenset[str]] = frozenset(COMPILED)
 
     block_m: int
     block_n: int

@@ -225,6 +225,8 @@ def _row_points(
                 yield rejection
                 continue
             for persistent, order in space.schedules:
+                if problem.packed and persistent:
+                    continue  # see packed_tiles_are_dispatched
                 yield replace(knobs, persistent=persistent, cta_order=order)
 
 

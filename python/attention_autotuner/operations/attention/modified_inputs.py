@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,8 +37,15 @@ def modifiers_of(problem: Problem, inputs: Inputs) -> Modifiers:
     return Modifiers(window_size=problem.window_size, softcap=softcap, **tensors)
 
 
-def with_values(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
-    """Inputs with values of the problem's modifications, such that each one matters."""
+def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) -> Inputs:
+    """Inputs with values of the problem's modifications, such that each one matters.
+
+    Args:
+        problem: what is computed.
+        inputs: tensors.
+        seed: of the values.
+        ragged: packed sequences have some lengths of 0 and 1, not typical ones.
+    """
     normal = Normal(problem, seed + 1, inputs.q.device)
     heads, tensors, scalars = problem.heads_q, dict(inputs.tensors), dict(inputs.scalars)
     if "softcap" in problem.modifications:
@@ -59,7 +66,7 @@ def with_values(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
         tensors["sinks"] = SINKS_SPREAD * normal.floats(heads)
     if problem.packed:
         for name, x, lengths in zip(
-            CU_SEQLENS, (inputs.q, inputs.k), _lengths(problem, seed), strict=True
+            CU_SEQLENS, (inputs.q, inputs.k), _lengths(problem, ragged=ragged), strict=True
         ):
             ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
             assert ends[-1] <= x.shape[2]
@@ -68,10 +75,10 @@ def with_values(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
     return replace(made, scalars={**scalars, **modifiers_of(problem, made).scalars})
 
 
-def _lengths(problem: Problem, seed: int) -> tuple[list[int], list[int]]:
-    """Lengths of queries and keys: typical ones; for odd seeds in another order, some 0 and 1, with rows behind."""
+def _lengths(problem: Problem, *, ragged: bool) -> tuple[list[int], list[int]]:
+    """Lengths of queries and keys: typical ones, or in another order, some 0 and 1, with rows behind."""
     of_q, of_k = map(list, zip(*problem.lengths, strict=True))
-    if seed % 2:
+    if ragged:
         of_q = [0 if i % 4 == 1 else x for i, x in enumerate(reversed(of_q))]
         of_k = [min(x, i % 3) if i % 3 < 2 else x for i, x in enumerate(of_k)]
     return of_q, of_k
@@ -86,9 +93,12 @@ def _options(problem: Problem, inputs: Inputs) -> dict[str, Any]:
 class ModifiedForward(AttentionForward):
     """o and lse from q, k, v and the values of modifications."""
 
+    ragged: ClassVar[bool] = False
+
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
-        return with_values(problem, super().inputs(problem, seed=seed, device=device), seed)
+        normal = super().inputs(problem, seed=seed, device=device)
+        return with_values(problem, normal, seed, ragged=self.ragged)
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`, and :meth:`.AttentionForward.references` for LSE."""
@@ -106,9 +116,12 @@ class ModifiedForward(AttentionForward):
 class ModifiedBackward(AttentionBackward):
     """dq, dk and dv from q, k, v, o, lse, dout and the values of modifications."""
 
+    ragged: ClassVar[bool] = False
+
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.AttentionBackward.inputs`."""
-        made = with_values(problem, super().inputs(problem, seed=seed, device=device), seed)
+        normal = super().inputs(problem, seed=seed, device=device)
+        made = with_values(problem, normal, seed, ragged=self.ragged)
         o, lse = attention_modified(made.q, made.k, made.v, **_options(problem, made))
         results = {"o": o.to(made.q.dtype), "lse": lse}
         return Inputs(tensors={**made.tensors, **results}, scalars=made.scalars)
@@ -135,9 +148,32 @@ class ModifiedBackward(AttentionBackward):
             yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
 
 
+class RaggedForward(ModifiedForward):
+    """The same of packed sequences, some of length 0 and 1."""
+
+    ragged = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.note = ", with sequences of length 0 and 1"
+
+
+class RaggedBackward(ModifiedBackward):
+    """The same of packed sequences, some of length 0 and 1."""
+
+    ragged = True
+
+    def __init__(self) -> None:
+        super().__init__(lse_gradient=True)
+        self.note += " and sequences of length 0 and 1"
+
+
 def ways(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call the kernels of a problem with modifications, the one that is timed first."""
     if problem.direction == "backward":
-        return (ModifiedBackward(), ModifiedBackward(lse_gradient=True))
+        ragged = RaggedBackward() if problem.packed else ModifiedBackward(lse_gradient=True)
+        return (ModifiedBackward(), ragged)
+    if problem.packed:
+        return (ModifiedForward(), RaggedForward())
     bounded = (ModifiedForward(bounded=True),) if problem.key_bounds else ()
     return (ModifiedForward(), *bounded)
