@@ -41,7 +41,7 @@ CAUGHT_BY = {
 }
 
 
-def item(order: IssueOrder, block: int = 64, **stages: int) -> BackwardPassSm90:
+def item(order: IssueOrder, block: int = 64, **stages: Any) -> BackwardPassSm90:
     return BackwardPassSm90(block_columns=block, issue_order=order, **stages)
 
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "attention_autotuner/abi.h"
-#include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
+#include "attention_autotuner/attention_backward_sm90/kernel.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"

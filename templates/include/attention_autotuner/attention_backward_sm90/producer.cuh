@@ -44,7 +44,7 @@ struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>> {
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
 // The rings and barriers go on from one tile to the next.
-struct TileWalk {
+struct OutputTiles {
   int round = 0;
   int steps = 0;   // of the tiles before, all together
   int visits = 0;  // tiles before with any step at all: those whose rows were loaded
@@ -69,10 +69,10 @@ struct BackwardPassSm90Stages {
   int visit;       // of the CTA
 
   __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments<typename T::Params> const& arguments,
-                                                    uint32_t smem, SectionList const& list, TileWalk const& walk)
-      : arguments(arguments), smem(smem), begin(walk.steps), visit(walk.visits) {
+                                                    uint32_t smem, SectionList const& list, OutputTiles const& tiles)
+      : arguments(arguments), smem(smem), begin(tiles.steps), visit(tiles.visits) {
     auto const& common = arguments.common;
-    TileCoordinates const tile = section_tile(walk.tile(), list);
+    TileCoordinates const tile = section_tile(tiles.tile(), list);
     row_block = tile.row_block;
     batch = tile.batch;
     int const first_row = row_block * T::kBlockRows;

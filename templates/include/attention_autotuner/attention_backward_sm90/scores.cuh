@@ -33,9 +33,9 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   Distances<T> distances;
 
   __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments<typename T::Params> const& arguments,
-                                                    uint32_t smem, SectionList const& list, TileWalk const& walk,
+                                                    uint32_t smem, SectionList const& list, OutputTiles const& tiles,
                                                     int group)
-      : Base(arguments, smem, list, walk), group(group) {}
+      : Base(arguments, smem, list, tiles), group(group) {}
 
   // The first row of this warpgroup, and of this lane.
   __device__ __forceinline__ int first_row() const { return row_block * T::kBlockRows + group * kWarpgroupRows; }

@@ -1,0 +1,108 @@
+// The kernel of a pass of attention's backward of family sm90: its warpgroups' roles, and the tiles that a CTA takes.
+#pragma once
+
+#include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
+#include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
+#include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/attention_backward_sm90/traits.cuh"
+#include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+// The warpgroup that computes and adds the CTA's share of dQ, where it has one of its own.
+template <typename T>
+struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
+  using Base = BackwardPassSm90Stages<T>;
+  using Base::arguments;
+  using Base::Base;
+  using Base::batch;
+  using Base::begin;
+  using Base::empty;
+  using Base::end;
+  using Base::full;
+  using Base::range;
+
+  DqShareSm90<T> share;
+  using Stored = BarrierRing<T::kDsStages>;
+
+  __device__ __forceinline__ void run() {
+    if (Base::steps() == 0) return;
+    Base::wait_for_rows(0);
+    Cursor now = range.begin();
+#pragma unroll 1
+    for (int index = begin; index < end; ++index, range.next(now)) {
+      int64_t const tile = dq_tile_index(arguments, batch, now);
+      int const stage = Stored::stage(index);
+      wait(full(T::kDsBarrier, stage), Stored::phase(index));
+      share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
+      DqSemaphore<T> const semaphore(arguments, tile, now, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+#pragma unroll
+      for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
+#pragma unroll
+        for (int column = 0; column < T::kDepth; column += T::kDqColumns) {
+          if (row + column > 0) share.issue(Base::ds_tile(stage), Base::x0_tile(), row, column);
+          warpgroup_wait<0>();
+          if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
+            arrive(empty(T::kDsBarrier, stage));
+          }
+          share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
+          share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
+        }
+      }
+      semaphore.release();
+    }
+    if (warp_arrives()) Base::release_rows(0);
+    if constexpr (T::kBulkDq) share.wait_added();
+  }
+};
+
+template <typename Config, typename T>
+__global__ void __launch_bounds__(T::kThreads, 1)
+    attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
+                            SectionList const list) {
+  extern __shared__ char smem_bytes[];
+  using Stages = BackwardPassSm90Stages<T>;
+  uint32_t const smem = aligned_shared(smem_bytes);
+  int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
+  OutputTiles tiles;
+  if (threadIdx.x == 0) {
+    prefetch_descriptor(arguments.x0.descriptor);
+    prefetch_descriptor(arguments.y0.descriptor);
+    prefetch_descriptor(arguments.y1.descriptor);
+    if (T::kHasDs) prefetch_descriptor(arguments.x1.descriptor);
+    Stages(arguments, smem, list, tiles).init_barriers();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    softmax_forward::give_registers<T::kProducerRegisters>();
+    if (threadIdx.x != 0 && threadIdx.x != 32) return;
+    while (tiles.tile() < list.tiles) {
+      Stages const stages(arguments, smem, list, tiles);
+      if (threadIdx.x == 0) {
+        stages.load_first();
+      } else {
+        stages.load_second();
+      }
+      tiles.next(stages.end);
+    }
+  } else if (T::kOwnDq && warpgroup == 1 + T::kWarpgroups) {
+    if constexpr (T::kOwnDq) {
+      softmax_forward::give_registers<T::kDqRegisters>();
+      while (tiles.tile() < list.tiles) {
+        BackwardPassSm90Dq<T> share(arguments, smem, list, tiles);
+        share.run();
+        tiles.next(share.end);
+      }
+    }
+  } else {
+    softmax_forward::take_registers<T::kConsumerRegisters>();
+    while (tiles.tile() < list.tiles) {
+      BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
+      consumer.mainloop();
+      consumer.write();
+      tiles.next(consumer.end);
+    }
+  }
+}
+
+}  // namespace attention_autotuner::softmax_backward
