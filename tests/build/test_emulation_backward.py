@@ -24,7 +24,7 @@ pytestmark = pytest.mark.build
 MAINLOOP = "attention_backward_sm90/mainloop.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
 MUTANTS = {
-    "ds_not_fenced": (SCORES, "fence_view_async_shared();", ""),
+    "ds_not_fenced": (MAINLOOP, "fence_view_async_shared();", ""),
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
     "shares_not_waited_for": (
         MAINLOOP,
@@ -77,6 +77,20 @@ FUSED = candidate(
     dq_share=DqShareSm90(dq_by="keys"),
 )
 VARIANTS = [
+    candidate(
+        (64, 48),
+        decomposition="fused",
+        keys=item("interleaved", first_stages=3, held_rows=True),
+        dq_share=DqShareSm90(dq_by="own"),
+        persistent=True,
+    ),
+    candidate(
+        (96, 96),
+        decomposition="fused",
+        keys=item("interleaved", first_stages=3),
+        dq_share=DqShareSm90(dq_by="keys"),
+        persistent=True,
+    ),
     candidate(
         (48, 64),
         decomposition="fused",
