@@ -152,13 +152,20 @@ def test_results_and_gradients_against_fp64(
         options["sinks"] = leaves[3]
     q, k, v = leaves[:3]
     results = flash_attn_func(q, k, v, causal=True, return_lse=True, **options)
-    exact = formula(q, k, v, causal=True, **options)
+    # Leaves of their own: gradients of the formula would be rounded to the dtype of ours.
+    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
+    if "sinks" in options:
+        options["sinks"] = exact_leaves[3]
+    exact = formula(*exact_leaves[:3], causal=True, **options)
     grads = [torch.randn_like(x) for x in results]
     losses = [
         [(x.double() * g.double()).sum() for x, g in zip(pair, grads, strict=True)]
         for pair in (results, exact)
     ]
-    ours, refs = (torch.autograd.grad(loss[0] + loss[1], leaves) for loss in losses)
+    ours, refs = (
+        torch.autograd.grad(loss[0] + loss[1], of)
+        for loss, of in zip(losses, (leaves, exact_leaves), strict=True)
+    )
     pairs = [*zip(results, exact, strict=True), *zip(ours, refs, strict=True)]
     for out, ref in pairs:
         rounded = ref.to(dtype).double()  # one rounding, on top of what the comparison allows

@@ -199,7 +199,7 @@ OPTIONS: list[Row] = [
 SETTINGS: list[Row] = [
     (f"{name}={value}", env(name, value), f"must be {allowed}", repr(value))
     for name, value, allowed in (
-        ("MODE", "sometimes", "off, cached or tune"),
+        ("MODE", "sometimes", "off, cached, tune or frozen"),
         ("EFFORT", "max", "none, quick or full"),
         ("BUDGET_SECONDS", "soon", "a positive number"),
         ("BUDGET_SECONDS", "-1", "a positive number"),
@@ -215,7 +215,7 @@ SETTINGS: list[Row] = [
 ] + [
     ("unknown variable", env("FOO", "1"), "no such setting", "FOO='1'"),
     ("override of no setting", override(effrot="full"), "there is no setting", "'effrot'"),
-    ("override mode", override(mode="on"), "must be off, cached or tune", "'on'"),
+    ("override mode", override(mode="on"), "must be off, cached, tune or frozen", "'on'"),
     ("override effort", override(effort=None), "must be none, quick or full", "None"),
     ("override jobs", override(jobs=True), "must be a positive integer", "True"),
     ("override jobs 0", override(jobs=0), "must be a positive integer", "0"),

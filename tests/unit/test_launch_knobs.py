@@ -157,7 +157,7 @@ def test_races_launch_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         def round(self, order: list[str], alone: object) -> dict[str, float]:
             return dict.fromkeys(order, 100.0)
 
-    monkeypatch.setattr(tasks, "use_device", lambda index: None)
+    monkeypatch.setattr(tasks, "use_device", lambda index, memory_bytes: None)
     monkeypatch.setattr(tasks, "Sampler", Sampler)
     monkeypatch.setattr(tasks, "warm_up", lambda: None)
     knobs = {"first": {"splits": 4}, "second": {}}
@@ -179,7 +179,7 @@ def test_verification_launches_with_them(
         seen.append(kernel.launch_knobs)
         return Ok()
 
-    monkeypatch.setattr(tasks, "use_device", lambda index: None)
+    monkeypatch.setattr(tasks, "use_device", lambda index, memory_bytes: None)
     monkeypatch.setattr(tasks, "verify", verify)
     for knobs in ({"splits": 3}, {}):
         library: Any = SimpleNamespace(path=fake_kernel(), launch_knobs=knobs)

@@ -43,7 +43,7 @@ def test_the_schemas_of_kernels_are_those_of_the_picks_that_are_shipped() -> Non
     }
     assert knob_schema("scores_forward_sm80") == "0f1763f73559a52e"
     assert knob_schema("attention_forward_sm90") == "5d00798018f453a6"
-    assert knob_schema("attention_backward_sm90") == "536fa8322628f109"
+    assert knob_schema("attention_backward_sm90") == "f6d3cbf9b4b52c65"
     assert knob_schema("scores_backward_sm80") == "cb0dee26737c064a"
 
 
