@@ -23,6 +23,7 @@ from attention_autotuner.kernels.attention_backward_sm90.resources import shapes
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
 from attention_autotuner.kernels.legality import check
 from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.kernels.shared.sm90_rules import fragments_fit_warpgroup
 
 KERNEL = "attention_backward_sm90"
 POLICY = H100(H200_SPEC)
@@ -55,7 +56,7 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
     for candidate in candidates:
         assert all(smem_bytes(shape) <= 227 * 1024 for shape in shapes(candidate))
         for shape in shapes(candidate):
-            assert shape.fragment_registers + shape.registers_beside <= shape.consumer_registers
+            assert fragments_fit_warpgroup(shape) is None
 
 
 @pytest.mark.parametrize(
