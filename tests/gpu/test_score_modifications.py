@@ -40,7 +40,7 @@ BASE = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=333)
 SEVERAL = ("bent", "all")  # kinds with several modifications
 VARIANTS: tuple[tuple[str, str], ...] = (
     *(("forward", word) for word in ("overlap_flat", "g3n64_serial", "turns", "strict", "split")),
-    *(("backward", word) for word in ("fused_.*own2bulk", "ordered", "two_pass", "three_pass")),
+    *(("backward", word) for word in ("fused_.*own2bulk", "ordered", "two_pass")),
 )
 
 
@@ -76,8 +76,7 @@ def cases() -> Iterator[Case]:
         yield Case(problem=replace(BASE, **KINDS[kind], **named, **DIMS[0]), family="sm80")
     for direction, pattern in VARIANTS:
         few = {"seqlen_q": 5, "heads_kv": 1} if pattern == "split" else {}
-        dims = DIMS[3] if pattern == "three_pass" else DIMS[0]
-        named = {"direction": direction, **KINDS["bent"], **dims, **few}
+        named = {"direction": direction, **KINDS["bent"], **DIMS[0], **few}
         yield Case(problem=replace(BASE, **named), family="sm90", pattern=pattern)
 
 

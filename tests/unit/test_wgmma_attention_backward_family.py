@@ -150,6 +150,13 @@ def test_three_passes_are_left_out_where_two_fit() -> None:
     assert rejection.predicate == "three_passes_pay"
 
 
+def test_three_passes_take_no_score_modifications() -> None:
+    modified = with_dims((256, 256), window_size=(127, 0))
+    assert POLICY.default(modified).family == "sm80"
+    assert {c.family for c in POLICY.legal(modified)} == {"sm80"}
+    assert POLICY.default(with_dims((128, 128), window_size=(127, 0))).family == "sm90"
+
+
 def test_passes_belong_to_their_decomposition() -> None:
     item = BackwardPassSm90(block_columns=64, issue_order="serial")
     with pytest.raises(ValueError, match="takes other passes"):

@@ -119,4 +119,15 @@ def _three_passes_pay(c: Candidate) -> str | None:
     return "a warpgroup holds dK and dV together, and their passes share S and dP"
 
 
-PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {"three_passes_pay": _three_passes_pay}
+def _three_passes_of_modified_scores(c: Candidate) -> str | None:
+    if knobs_of(c).decomposition != "three_pass" or not c.modifications:
+        return None
+    return (
+        "three passes with score modifications failed a check on an H200: family sm80 serves them"
+    )
+
+
+PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
+    "three_passes_pay": _three_passes_pay,
+    "three_passes_of_modified_scores": _three_passes_of_modified_scores,
+}
