@@ -94,7 +94,7 @@ def code_digest(object_path: Path, library: Path, disassembler: Path) -> str:
         disassembler: ``cuobjdump``, see ``toolchain.find_disassembler``.
 
     Returns:
-        :data:`PREFIX` and 64 hex characters.
+        ``PREFIX`` and 64 hex characters.
 
     Raises:
         ToolchainError: a tool or the library fails, or the file has no machine code for a GPU.

@@ -59,6 +59,10 @@ ILLEGAL = {
         THREE_PASS,
         knobs=replace(THREE_PASS.knobs, dv=replace(PASS, issue_order="both_ahead")),
     ),
+    "interleaving_needs_all_products": replace(
+        THREE_PASS,
+        knobs=replace(THREE_PASS.knobs, dk=replace(PASS, issue_order="interleaved")),
+    ),
     "dq_share_fits_warpgroups": changed(block_columns=80),
     "fragments_fit_warpgroup": changed(block_columns=128),
 }

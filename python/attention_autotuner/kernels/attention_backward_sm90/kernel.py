@@ -41,6 +41,7 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
             tile=(self.name, knobs.decomposition, tiles),
             feed=(share, knobs.cta_order, tuple(item.issue_order for item in passes)),
             stratum=(self.name, knobs.decomposition, tiles, share),
+            persistent=True,  # in form: of one tile where the grid has a CTA for each
             cells=cells(
                 BACKWARD_COLUMNS,
                 candidate,
