@@ -48,7 +48,7 @@ def fault_of(worker: Worker, task: str, **arguments: Any) -> FaultError:
 def runs(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or going while it is read
         return False
     return state != "Z"
 
