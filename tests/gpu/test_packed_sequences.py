@@ -14,6 +14,7 @@ from attention_autotuner import settings
 from attention_autotuner.codegen import build as build_module
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.verify import verify
+from tests.gpu.timing import milliseconds
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.packed_sequences import BASE, KINDS, each_sequence, ends_of
 
@@ -151,18 +152,6 @@ def test_no_composition_builds_or_waits(
     assert not runs
 
 
-def time_of(call: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(5):
-        call()
-    start.record()
-    for _ in range(20):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_uneven_lengths_are_balanced(backward: bool, device: torch.device) -> None:
     times = []
@@ -183,6 +172,6 @@ def test_uneven_lengths_are_balanced(backward: bool, device: torch.device) -> No
             return torch.autograd.grad(o, leaves, grad, retain_graph=True)
 
         with torch.set_grad_enabled(backward):
-            time = time_of(gradients if backward else forward)
+            time = milliseconds(gradients if backward else forward, repeats=20, warm_ups=5)
         times.append(time / sum(length * length for length in lengths))
     assert times[0] / times[1] < 1.3

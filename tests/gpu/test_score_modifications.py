@@ -18,6 +18,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import check
 from attention_autotuner.tuning.verify import verify
+from tests.gpu.timing import milliseconds
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.score_modifications import KINDS, SHAPES, formula
 
@@ -201,7 +202,6 @@ TIMED: dict[
 
 def time_of(qkv: list[torch.Tensor], direction: str, **options: Any) -> float:
     """Milliseconds of ten calls."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def call() -> torch.Tensor:
         q, k, v = qkv
@@ -212,14 +212,7 @@ def time_of(qkv: list[torch.Tensor], direction: str, **options: Any) -> float:
     if direction == "backward":
         o = call()
         run = partial(torch.autograd.grad, o, qkv, torch.randn_like(o), retain_graph=True)
-    for _ in range(3):
-        run()
-    start.record()
-    for _ in range(10):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end)
+    return milliseconds(run, repeats=10, warm_ups=3)
 
 
 def tensors(batch: int, seqlen: int, device: torch.device) -> list[torch.Tensor]:

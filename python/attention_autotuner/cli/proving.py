@@ -13,9 +13,9 @@ from ..settings import current, override
 from ..tuning.pipeline import LocalPipeline, Pipeline
 from ..tuning.proving import Proven, Prover, Verified
 from ..tuning.record_schema import TuningRecord
-from .console import named, print_json, print_line, print_table, progress
+from .console import print_json, progress
 from .options import add_jobs, command, option
-from .recording import add_all, add_optional_pattern, matching, places
+from .recording import add_all, add_optional_pattern, matching, places, print_entries
 from .status import FAILED, OK
 
 add_again = option("--again", action="store_true", help="those that have a proof, too")
@@ -65,20 +65,10 @@ def _report(
     said: list[Proven],
     written: int,
 ) -> None:
-    counts = Counter(item.state for item in said)
     if arguments.json:
+        counts = Counter(item.state for item in said)
         kernels = {candidate.name: item.outcome.to_json() for candidate, item in verified.items()}
         entries = [asdict(item) for item in said]
         print_json({"written": written, "states": counts, "kernels": kernels, "entries": entries})
         return
-    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    print_line(
-        f"{len(verified)} kernels verified; {len(said)} entries: {states or 'none'}; {written} records written"
-    )
-    rows = [
-        [item.state, item.problem, named(item.candidate), item.reason]
-        for item in said
-        if item.reason
-    ]
-    if rows:
-        print_table("without a proof", ["state", "problem", "candidate", "reason"], rows)
+    print_entries(said, written, "without a proof", f"{len(verified)} kernels verified; ")

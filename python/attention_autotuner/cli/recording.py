@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import as_file, files
@@ -205,16 +205,29 @@ def run_rekey(arguments: argparse.Namespace) -> int:
         entries = [asdict(item) for item in said]
         print_json({"written": written, "states": counts, "entries": entries})
     else:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-        print_line(f"{len(said)} entries: {states or 'none'}; {written} records written")
-        rows = [
-            [item.state, item.problem, named(item.candidate), item.reason]
-            for item in said
-            if item.reason
-        ]
-        if rows:
-            print_table("not carried over", ["state", "problem", "candidate", "reason"], rows)
+        print_entries(said, written, "not carried over")
     return FAILED if lost else 0
+
+
+def print_entries(said: Sequence[Any], written: int, title: str, before: str = "") -> None:
+    """Print what became of entries of records: how many of each state, and those with a reason as a table.
+
+    Args:
+        said: with the fields ``state``, ``problem``, ``candidate`` and ``reason``.
+        written: records.
+        title: of the table.
+        before: what the line of counts begins with.
+    """
+    counts = Counter(item.state for item in said)
+    states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    print_line(f"{before}{len(said)} entries: {states or 'none'}; {written} records written")
+    rows = [
+        [item.state, item.problem, named(item.candidate), item.reason]
+        for item in said
+        if item.reason
+    ]
+    if rows:
+        print_table(title, ["state", "problem", "candidate", "reason"], rows)
 
 
 def _rekey_place(place: RecordPlace, arguments: argparse.Namespace, said: list[Rekeyed]) -> int:

@@ -28,7 +28,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
-REGISTERS_BESIDE_SPARING = 32  # where dQ is another warpgroup's, and no step is ahead of another
+REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another warpgroup's
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
 ENOUGH_CTAS = H100_SPEC.num_sms

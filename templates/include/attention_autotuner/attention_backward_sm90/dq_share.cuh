@@ -32,6 +32,7 @@ struct DqShareSm90 {
   // dS K with dS [queries, keys] at `ds` and K at `k`.
   __device__ __forceinline__ void issue(uint32_t ds, uint32_t k, int row, int column) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    // Hides where the addresses come from, so that descriptors are computed here and not kept in registers.
     asm volatile("" : "+r"(ds), "+r"(k));
     uint64_t const a = make_smem_desc(ds + row * kSwizzleRowBytes, 0);
     uint64_t const b = make_smem_desc(k + column / kSwizzleColumns * T::kBlockRows * kSwizzleRowBytes,
