@@ -83,6 +83,10 @@ def kernel_log() -> Iterator[str]:
     yield " and ".join(
         shown("attention_forward", name, "forward")[0] for name in ("sdpa_flash", "flash_attn_4")
     )
+    cudnn, flash = (
+        shown("attention_forward_bf16", name, "forward")[0] for name in ("sdpa_cudnn", "sdpa_flash")
+    )
+    yield f"{cudnn} of cuDNN, {flash} of FlashAttention-2 |"
     flash, cudnn, copy = (
         shown("decode", name, "forward")[0] for name in ("sdpa_flash", "sdpa_cudnn", "copy")
     )
