@@ -60,6 +60,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 1024,
+    "initializer_range": 0.1,  # for scores that a softcap changes
     "tie_word_embeddings": False,
     "pad_token_id": PADDING,
     "bos_token_id": 1,

@@ -241,10 +241,8 @@ def _inspected_mask(
         counts, starts, until = torch.stack((seen.sum(-1), seen.int().argmax(-1), until)).tolist()
         if any(count != z - a for count, a, z in zip(counts, starts, until, strict=True)):
             return dense()
-        if (
-            square or not diagonal
-        ):  # else the newest keys are seen by queries that are padding alone
-            ends = until
+        # In a cache, keys that are padding at the end are seen by queries that are padding alone.
+        ends = until if square or not diagonal else ends
     # Compiled steps of a static cache ask for a mask always: they would look for one of their own.
     needed = diagonal and not sizes.get("allow_is_causal_skip", True)
     if max(starts) == 0 and min(ends) == kv_length and not needed:
