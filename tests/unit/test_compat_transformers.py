@@ -144,7 +144,7 @@ def test_chunks_of_a_prompt_fill_a_static_cache(name: str, padding: str) -> None
 def test_padding_is_neither_read_nor_computed(padding: str) -> None:
     seen = MASKS[padding]
     assert seen is not None
-    sizes = {"batch_size": 3, "q_length": 24, "kv_length": 24}
+    sizes: dict[str, Any] = {"batch_size": 3, "q_length": 24, "kv_length": 24}
     mask = compat.make_mask(attention_mask=seen.bool(), **sizes)
     q, k, v = torch.randn(3, 3, 2, 24, 16, dtype=BF16)
     hidden = seen[:, None, :, None] == 0

@@ -3,7 +3,7 @@
 Two functions are registered, for attention and for its masks. A mask is not a tensor of all pairs where it need not be:
 where padding, packing or a static cache hide keys, the layers get a few int32 numbers on the device,
 
-- ``[1, 2, 1, batch]``: the first key of every batch entry and the end of its keys, in a cache or beside an encoder;
+- ``[1, 2, 1, batch]``: the first key of every batch entry and the end of its keys, where there are no gradients;
 - ``[1, 1, 2, sequences + 1]``: where packed sequences end, ``cu_seqlens`` of queries and keys, of the rows of all batch
   entries one after the other. Padding lies between them and is neither read nor computed.
 
@@ -46,12 +46,13 @@ REFUSED = ("position_bias", "sinks", "indices", "block_indices", "cache", "block
 """Arguments of some models that change the result and are not served: biases, sinks by query, sparse or paged keys."""
 
 _PACKED = "packed_sequence_mask_function"
+_BOTH_SIDES = "sliding_window_bidirectional_overlay"
 _COMPACT = {
     "and_masks",
     "causal_mask_function",
     "bidirectional_mask_function",
     "sliding_window_overlay",
-    "sliding_window_bidirectional_overlay",
+    _BOTH_SIDES,
     "remap_positions_for_packed_sequence",
     _PACKED,
 }
@@ -100,8 +101,8 @@ def attention(
         **options: anything else is of no consequence here, or must be off.
 
     Returns:
-        ``[batch, seqlen_q, heads_q, dim_v]``, with 0 for queries that are padding, and None in the place of attention
-        weights.
+        ``[batch, seqlen_q, heads_q, dim_v]``, with 0 for queries between packed sequences, and None in the place of
+        attention weights.
 
     Raises:
         UnsupportedProblemError: the layer needs what the kernels cannot do.
@@ -224,16 +225,18 @@ def _inspected_mask(
     names = _names(mask_function)
     diagonal = mask_function is not bidirectional_mask_function
     end = int(sizes.get("q_offset", 0)) + q_length - kv_offset if diagonal else kv_length
-    square = q_length == kv_length == end
+    square, both_sides = q_length == kv_length == end, _BOTH_SIDES in names
     if (
         sizes.get("use_vmap")
         or not names <= _COMPACT
         or end > kv_length
-        or (not square and "sliding_window_bidirectional_overlay" in names)
+        or (both_sides and not square)
     ):
         return dense()
     if _PACKED in names:
         return _of_neighbors(mask_function, batch, q_length, device)
+    # Bounds have no gradients; without any, the faster kernels of more GPUs have them.
+    packed = both_sides or (torch.is_grad_enabled() and (square or not diagonal))
     starts, ends = [0] * batch, [end] * batch
     if attention_mask is not None:
         seen = attention_mask[:, kv_offset : kv_offset + kv_length]
@@ -241,13 +244,13 @@ def _inspected_mask(
         counts, starts, until = torch.stack((seen.sum(-1), seen.int().argmax(-1), until)).tolist()
         if any(count != z - a for count, a, z in zip(counts, starts, until, strict=True)):
             return dense()
-        # In a cache, keys that are padding at the end are seen by queries that are padding alone.
-        ends = until if square or not diagonal else ends
+        # Causal, keys that are padding at the end are seen by queries that are padding alone.
+        ends = until if packed or not diagonal else ends
     # Compiled steps of a static cache ask for a mask always: they would look for one of their own.
     needed = diagonal and not sizes.get("allow_is_causal_skip", True)
     if max(starts) == 0 and min(ends) == kv_length and not needed:
         return None
-    if not (square if diagonal else torch.is_grad_enabled()):
+    if not packed:
         return _bounds(torch.tensor(starts, device=device), torch.tensor(ends, device=device))
     # Three sequences for an entry: queries without keys, then keys without queries, which are padding, then the rest.
     ends_q, ends_k = [0], [0]
