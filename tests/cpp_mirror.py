@@ -10,7 +10,7 @@ from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.problem import Direction, Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
 
 TRAITS = {
@@ -58,8 +58,6 @@ def traits_of(candidate: Candidate) -> list[str]:
         ]
     if candidate.kernel == "attention_forward_sm90":
         return ["attention_autotuner::AttentionForwardSm90Traits<{0}>"]
-    if candidate.family == "sm90":
-        return ["attention_autotuner::ForwardSm90Traits<{0}>"]
     if candidate.op == "retention":
         return RETENTION_TRAITS[candidate.form]
     if candidate.direction == "forward":
@@ -136,11 +134,11 @@ def counted(candidates: list[Candidate]) -> list[int]:
     ]
 
 
-def sm90_retnet_candidates(direction: Direction) -> list[Candidate]:
-    """Every masked retnet candidate of family sm90 that an H100 offers over some head dims."""
+def sm90_retnet_candidates() -> list[Candidate]:
+    """Every backward candidate of masked retnet of family sm90 that an H100 offers over some head dims."""
     dims = ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
     problems = (
-        Problem(op="retnet", direction=direction, mask="explicit", dim_qk=qk, dim_v=v)
+        Problem(op="retnet", direction="backward", mask="explicit", dim_qk=qk, dim_v=v)
         for qk, v in dims
     )
     return [
