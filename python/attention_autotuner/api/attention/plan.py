@@ -158,8 +158,8 @@ def attention_backward(
 
         def by_reference(*tensors: torch.Tensor | None) -> Gradients:
             named = dict(zip(inputs, tensors, strict=True))
-            given = (named[name] for name in ("dout", "dlse", "q", "k", "v", "o", "lse"))
-            call = (*given, *options, deterministic)
+            order = ("dout", "dlse", "q", "k", "v", "o", "lse")
+            call = (*map(named.get, order), *options, deterministic)
             results: Gradients
             if modifiers is None:
                 results = REFERENCES["attention_backward"](*call)
