@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +79,9 @@ def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: 
     assert outcome.kind == "wrong", outcome
 
 
-def test_defaults_build_with_params_in_registers_and_say_their_workspace(tmp_path: Path) -> None:
+def test_defaults_build_with_params_in_registers_and_say_their_workspace(
+    kernel_store: Store,
+) -> None:
     base = replace(BASE, dim_qk=128, dim_v=128)
     backward = replace(base, direction="backward")
     problems = [base, backward, replace(backward, deterministic=True)]
@@ -89,7 +90,7 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(tmp_pat
         [render(candidate) for candidate in made],
         BuildTarget(arch="80", ptx=False),
         toolchain=find_toolchain(),
-        store=Store(tmp_path),
+        store=kernel_store,
     )
     for problem, candidate, artifact in zip(problems, made, results, strict=True):
         assert isinstance(artifact, Artifact), artifact

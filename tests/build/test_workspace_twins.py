@@ -254,16 +254,16 @@ BUILT = {
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def libraries(kernel_store: Store) -> dict[str, Path]:
     """Artifacts by their names above."""
-    store, toolchain = Store(tmp_path_factory.mktemp("store")), find_toolchain()
+    toolchain = find_toolchain()
     paths = {}
     for arch in ("80", "90"):
         kernels = {
             name: render(selected) for name, (selected, target) in BUILT.items() if target == arch
         }
         results = build(
-            list(kernels.values()), BuildTarget(arch=arch), toolchain=toolchain, store=store
+            list(kernels.values()), BuildTarget(arch=arch), toolchain=toolchain, store=kernel_store
         )
         for name, result in zip(kernels, results, strict=True):
             assert isinstance(result, Artifact), result
