@@ -28,7 +28,7 @@ from attention_autotuner.kernels.registry import KERNELS, kernel_of
 from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowPass
 from attention_autotuner.kernels.scores_forward_sm80 import resources as scores_forward
 from attention_autotuner.operations.params import workspace_bytes
-from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, retention
+from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, forward, retention
 from tests.cpp_mirror import compile_host
 
 pytestmark = pytest.mark.build
@@ -104,6 +104,7 @@ ON_HOST = [
         replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s, splits=splits, **SPLIT))
         for s, splits in (("static", 1), ("static", 3), ("dynamic", 64))
     ),
+    *(forward(split_kv=True, pack_gqa=True, splits=splits) for splits in (1, 3, 64)),
     FUSED,
     TWO_PASS,
     *(

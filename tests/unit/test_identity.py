@@ -68,6 +68,9 @@ FORWARD_FLIPS: dict[str, Any] = {
     "persistent": True,
     "cta_order": "longest_first",
     "ctas_per_sm": 2,
+    "pack_gqa": True,
+    "split_kv": False,
+    "splits": 2,
 }
 KEY_FLIPS: dict[str, Any] = {
     "block_m": 32,
@@ -187,6 +190,7 @@ CANDIDATE = Candidate(
         warps_m=4,
         num_stages=2,
         k_slice=128,
+        split_kv=True,
     ),
 )
 

@@ -50,6 +50,7 @@ class Coefficients:
         row_tile_instructions: of one warp per K/V tile and 16 rows: row maxima over lanes, the vote, the new scale.
         barrier_clk: a CTA-wide barrier with the skew of the warps that it waits for, clocks.
         load_latency_clk: from a cp.async to its data, out of L2, clocks.
+        stream_latency_clk: more where keys stream past few queries, out of device memory; published latencies.
         cta_clk: start and end of a CTA beyond its loads and stores, clocks.
         persistent_start_share: share of ``cta_clk`` that a tile of a persistent CTA takes, which no launch precedes.
         persistent_loss: share of a CTA tile's time that looping over tiles costs beside their static imbalance.
@@ -127,6 +128,7 @@ class Coefficients:
     row_tile_instructions: float = fitted(40.0, 10.0, 160.0)
     barrier_clk: float = fitted(195.0, 20.0, 300.0)
     load_latency_clk: float = fitted(400.0, 400.0, 1000.0)
+    stream_latency_clk: float = fitted(300.0, 0.0, 800.0)
     cta_clk: float = fitted(800.0, 500.0, 5000.0)
     persistent_start_share: float = fitted(0.5, 0.0, 1.0)
     persistent_loss: float = fitted(0.03, 0.0, 0.1)
