@@ -217,13 +217,28 @@ def test_problems_of_packed_sequences() -> None:
 def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
     problem = replace(BASE, direction=direction)
     candidate = policy.default(problem)
-    assert candidate.kernel == f"scores_{direction}_sm80"
+    native = policy.name == "H100" and direction == "forward"
+    assert (
+        candidate.kernel
+        == f"{'attention' if native else 'scores'}_{direction}_sm{90 if native else 80}"
+    )
     assert candidate.modifications == ("packed",)
     assert "_packed_" in candidate.name
     assert small_problem(candidate).packed
     assert reduced(replace(problem, packed_rows=(99999, 99999))).packed_rows == (8192, 8192)
     assert not getattr(candidate.knobs, "persistent", False)
-    if direction == "forward":
+    if native:
+        offered = [x for x in policy.legal(problem) if x.kernel == candidate.kernel]
+        assert {x.knobs.schedule for x in offered} == {"dynamic", "grid"}
+        for knob, value, rule in (
+            ("schedule", "static", "packed_tiles_are_dispatched"),
+            ("mainloop", "overlap_flat", "flat_holds_one_sequence"),
+            ("pack_gqa", True, "packed_tiles_are_of_a_head"),
+        ):
+            changed = {"output": "direct", "ping_pong": False, knob: value}
+            other = replace(candidate, knobs=replace(candidate.knobs, **changed))
+            assert getattr(check(other, policy.spec), "predicate", None) == rule
+    elif direction == "forward":
         persistent = replace(candidate, knobs=replace(candidate.knobs, persistent=True))
         assert "got persistent=True" in str(check(persistent, policy.spec))
         assert not any(made.knobs.persistent for made in policy.legal(problem))

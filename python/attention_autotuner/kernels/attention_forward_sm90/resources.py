@@ -11,7 +11,7 @@ from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
-from ..shared.workspace import SUM_BYTES, layout_bytes
+from ..shared.workspace import SUM_BYTES, layout_bytes, list_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of
 
 BARRIER_BYTES = 512
@@ -128,6 +128,7 @@ def split_bytes(problem: Problem, candidate: Candidate) -> list[int]:
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of a launch's workspace: the counter of claimed tiles, and the results of splits."""
+    """Bytes of a launch's workspace: the counter of claimed tiles, the results of splits, the list of packed blocks."""
     counter = [COUNTER_BYTES] if knobs_of(candidate).schedule == "dynamic" else []
-    return layout_bytes([*counter, *split_bytes(problem, candidate)])
+    listed = list_bytes(problem, knobs_of(candidate).block_m, by_queries=True)
+    return layout_bytes([*counter, *split_bytes(problem, candidate), *listed])

@@ -107,7 +107,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
         yield from masked_space.points(problem, spec)
         return
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    if problem.seqlen_q >= LEAST_QUERIES:
+    if problem.seqlen_q >= LEAST_QUERIES or problem.packed:
         for warpgroups, mainloop, variations in space.plans:
             for block_n in space.block_n:
                 tile = (warpgroups, mainloop, block_n)
@@ -124,7 +124,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
     idle = 2 * tiles <= spec.num_sms and _keys(problem) >= LONG_KEYS * problem.seqlen_q
     few = problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= LEAST_QUERIES
-    if few or (idle and _queries_are_few(problem)):
+    if (few and not problem.packed) or (idle and _queries_are_few(problem)):
         return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
@@ -149,6 +149,8 @@ def _keys(problem: Problem) -> int:
 
 
 def _queries_are_few(problem: Problem) -> bool:
+    if problem.packed:  # whose tiles pack no heads and split no keys
+        return False
     return problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= MOST_PACKED_ROWS
 
 
@@ -214,6 +216,8 @@ def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Kno
 
 def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
+    if problem.packed:
+        return "dynamic"  # as lengths differ
     row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
     tiles = row_blocks * problem.heads_q * problem.batch
     return "dynamic" if problem.causal and tiles > spec.num_sms else "static"
