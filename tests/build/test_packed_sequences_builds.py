@@ -17,9 +17,13 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    DqShareSm90,
+)
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.registry import kernel_of
-from attention_autotuner.kernels.scores_backward_sm80.knobs import BackwardKnobs
 from attention_autotuner.operations.params import workspace_bytes
 from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.serving.loader import LoadedKernel
@@ -33,6 +37,12 @@ pytestmark = pytest.mark.build
 KNOBS = {
     **KNOBS_SM80,
     "sm90": AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap"),
+    "fused": AttentionBackwardSm90Knobs(
+        decomposition="fused",
+        keys=BackwardPassSm90(block_columns=64, issue_order="scores_ahead"),
+        dq_share=DqShareSm90(dq_by="own", dq_add="ordered"),
+        cta_order="longest_first",
+    ),
 }
 SEQUENCES = "common/sequences.cuh"
 MISTAKES = {
@@ -48,17 +58,18 @@ MISTAKES = {
         "return begin(sequence) / Block + sequence * Spare;",
         "return begin(sequence) / Block;",
     ),
-    "v_not_cleared": (
-        "sm90",
-        "attention_forward_sm90/producer.cuh",
-        "clear_rows_from<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), rows);",
+    "v_not_cleared": ("sm90", "attention_forward_sm90/producer.cuh", "clear_v(v.stage, rows);", ""),
+    "queries_not_cleared": (
+        "fused",
+        "attention_backward_sm90/producer.cuh",
+        "clear_rows_from<Rows, Columns>(tile, rows);",
         "",
     ),
 }
 
 
 def problem_of(knobs: str, kind: str) -> Problem:
-    direction: Any = "backward" if isinstance(KNOBS[knobs], BackwardKnobs) else "forward"
+    direction: Any = next(iter(KNOBS[knobs].serves))[1]
     return replace(BASE, direction=direction, **KINDS[kind])
 
 
@@ -123,9 +134,7 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
 ) -> None:
     base = replace(BASE, dim_qk=128, dim_v=128)
     backward = replace(base, direction="backward")
-    problems = [replace(base, causal=policy is not A100)]
-    if policy is A100:
-        problems += [backward, replace(backward, deterministic=True)]
+    problems = [base, backward, replace(backward, deterministic=True)]
     made = [policy().default(problem) for problem in problems]
     assert {candidate.family for candidate in made} == {family}
     results = build(
