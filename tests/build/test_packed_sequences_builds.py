@@ -134,7 +134,11 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
 ) -> None:
     base = replace(BASE, dim_qk=128, dim_v=128)
     backward = replace(base, direction="backward")
-    problems = [base, backward, replace(backward, deterministic=True)]
+    problems = [
+        base,
+        backward,
+        *([replace(backward, deterministic=True)] if policy is A100 else []),
+    ]
     made = [policy().default(problem) for problem in problems]
     assert {candidate.family for candidate in made} == {family}
     results = build(
