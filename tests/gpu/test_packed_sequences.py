@@ -30,7 +30,19 @@ PASSES: tuple[dict[str, Any], ...] = (
     {"direction": "backward"},
     {"direction": "backward", "deterministic": True},
 )
-D64, D128 = {"dim_qk": 64, "dim_v": 64}, {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"}
+D64: dict[str, Any] = {"dim_qk": 64, "dim_v": 64}
+D128: dict[str, Any] = {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"}
+FAMILIES: tuple[tuple[Family, str, dict[str, Any]], ...] = (
+    ("sm90", "top_left", D64),
+    ("sm90", "all", D64),
+    ("sm90", "plain", D128),
+    ("sm90", "causal", D128),
+    ("sm90", "all", D128),
+    ("sm90", "causal", {"dim_qk": 192, "dim_v": 128}),
+    ("sm80", "all", {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2}),
+    ("sm80", "plain", D128),
+    ("sm80", "causal", {**D128, "dim_qk": 256, "dim_v": 256}),
+)
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
     {"batch": 1, "packed_rows": (515, 1021), "seqlen_q": 515, "seqlen_k": 1021},
@@ -60,14 +72,7 @@ class Packed:
 
 CHECKED = [
     Packed(family, replace(BASE, **KINDS[kind], **named, **dims))
-    for family, kind, dims in (
-        *(("sm90", kind, D64) for kind in ("top_left", "all")),
-        *(("sm90", kind, D128) for kind in ("plain", "causal", "all")),
-        ("sm90", "causal", {"dim_qk": 192, "dim_v": 128}),
-        ("sm80", "all", {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2}),
-        ("sm80", "plain", D128),
-        ("sm80", "causal", {"dim_qk": 256, "dim_v": 256, "dtype": "bf16"}),
-    )
+    for family, kind, dims in FAMILIES
     for named in PASSES
 ]
 # Of the calls, and of the sequences alone.

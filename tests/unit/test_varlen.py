@@ -230,6 +230,7 @@ def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
     offered = [x for x in policy.legal(problem) if x.kernel == candidate.kernel]
     assert candidate in offered
     assert not any(getattr(x.knobs, "persistent", False) for x in offered)
+    changes: list[tuple[str, dict[str, Any]]] = []
     if direction == "forward" and native:
         assert {x.knobs.schedule for x in offered} == {"dynamic", "grid"}
         changes = [
@@ -239,8 +240,6 @@ def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
         ]
     elif direction == "forward" or native:
         changes = [("packed_tiles_are_dispatched", {"persistent": True})]
-    else:
-        changes = []
     for rule, changed in changes:
         other = replace(candidate, knobs=replace(candidate.knobs, **changed))
         assert getattr(check(other, policy.spec), "predicate", None) == rule
