@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
+from ...core.modifications import PACKED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 
@@ -96,7 +97,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
 
     kernel: ClassVar[str] = "attention_backward_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("attention", "backward", "softmax")})
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
 

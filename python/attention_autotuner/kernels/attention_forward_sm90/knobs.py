@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
+from ...core.modifications import PACKED
 from ..shared.knobs import Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 from ..shared.split_kv import check_splits, split_words
@@ -50,7 +51,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     serves: ClassVar[frozenset[Service]] = frozenset(
         {("attention", "forward", "softmax"), ("retnet", "forward", "masked")}
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
 
     warpgroups: int
     block_n: int

@@ -12,7 +12,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
 from ..shared.split_kv import split_bytes
-from ..shared.workspace import layout_bytes
+from ..shared.workspace import layout_bytes, list_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of
 
 BARRIER_BYTES = 512
@@ -104,8 +104,8 @@ def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of a launch's workspace: the counter of claimed tiles, and the results of splits."""
+    """Bytes of a launch's workspace: the counter of claimed tiles, the results of splits, the list of packed blocks."""
     counter = [COUNTER_BYTES] if knobs_of(candidate).schedule == "dynamic" else []
-    return layout_bytes(
-        [*counter, *split_bytes(problem, candidate.padded_dim_v, knobs_of(candidate))]
-    )
+    knobs = knobs_of(candidate)
+    listed = list_bytes(problem, knobs.block_m, by_queries=True)
+    return layout_bytes([*counter, *split_bytes(problem, candidate.padded_dim_v, knobs), *listed])

@@ -104,7 +104,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
         yield from masked_space.points(problem, spec)
         return
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    if problem.seqlen_q >= LEAST_QUERIES:
+    if problem.seqlen_q >= LEAST_QUERIES or problem.packed:
         for warpgroups, mainloop, variations in space.plans:
             for block_n in space.block_n:
                 tile = (warpgroups, mainloop, block_n)
@@ -120,7 +120,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     few = problem.seqlen_q < LEAST_QUERIES or rows_of_group(problem) <= LEAST_QUERIES
     idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
-    if few or (idle and queries_are_few(problem, LEAST_QUERIES)):
+    if (few and not problem.packed) or (idle and queries_are_few(problem, LEAST_QUERIES)):
         return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
@@ -177,6 +177,8 @@ def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Kno
 
 def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
+    if problem.packed:
+        return "dynamic"  # as lengths differ
     row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
     tiles = row_blocks * problem.heads_q * problem.batch
     return "dynamic" if problem.causal and tiles > spec.num_sms else "static"

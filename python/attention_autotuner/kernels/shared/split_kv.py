@@ -94,7 +94,9 @@ def visible_keys(problem: Problem) -> int:
 
 
 def queries_are_few(problem: Problem, least: int) -> bool:
-    """True where queries are fewer than ``least``, or those of a group are."""
+    """True where queries are fewer than ``least``, or those of a group are; packed ones are never split."""
+    if problem.packed:
+        return False
     return problem.seqlen_q < least or rows_of_group(problem) <= MOST_PACKED_ROWS
 
 
