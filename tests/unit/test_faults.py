@@ -14,7 +14,7 @@ import pytest
 
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.core.outcome import BuildFailed, Outcome, TimedOut
+from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome, TimedOut
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NoCandidateError
 from attention_autotuner.settings import Settings
@@ -48,7 +48,7 @@ FAULTS = {
     "wrong tail": ("-DWRONG_TAIL", "wrong", "(0, 1, 32, 23)"),
     "race": ("-DVARIES", "nondeterministic", "two runs"),
     "leak": ("-DLEAKS", "leaked", "beside the outputs"),
-    "more memory than there is": ("-DWORKSPACE_BYTES=(1L<<60)", "out_of_memory", "memory"),
+    "more memory than there is": ("-DWORKSPACE_BYTES=(1L<<60)", "out_of_memory", "allocate"),
     "megabytes of output": ("-DPRINTS=100000", "crashed", "it printed more than"),
     "a sample of no time": ("-DTIME_US=0.0", "launch_failed", "0.0 us"),
 }
@@ -100,6 +100,24 @@ def test_a_wrong_dk_is_wrong_and_a_right_kernel_passes(
     assert outcome.reason.startswith("dk:")
     right = library(fake_kernel, "-DBACKWARD")
     assert isolated.verify(worker, BACKWARD, right, deterministic=True).ok
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_worker_checks_and_races_without_torch(
+    worker: Worker, fake_kernel: FakeKernel, direction: str
+) -> None:
+    problem = replace(BACKWARD if direction == "backward" else PROBLEM, alignment_bytes=2)
+    options = ["-DBACKWARD"] if direction == "backward" else []
+    right = library(fake_kernel, *options)
+    outcome = isolated.verify(worker, problem, right, deterministic=True)
+    assert isinstance(outcome, Ok)
+    assert outcome.proof is not None
+    assert (outcome.proof.gpu_name, outcome.proof.same_bits) == ("host", True)
+    timings, _ = isolated.measure(worker, problem, {"right": [right]}, budget_seconds=20.0)
+    assert [(timing.outcome.kind, timing.median_us) for timing in timings] == [("ok", 100.0)]
+    imported = set(worker.call("imported"))
+    assert "numpy" in imported
+    assert not imported & {"torch", "cupy", "triton", "sympy"}
 
 
 # --- one race ------------------------------------------------------------------------------------
