@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,18 @@ def test_a_worker_checks_and_races_without_torch(
     imported = set(worker.call("imported"))
     assert "numpy" in imported
     assert not imported & {"torch", "cupy", "triton", "sympy"}
+
+
+def test_a_device_of_cupy_checks_and_races_within_its_memory(fake_kernel: FakeKernel) -> None:
+    with closing(Worker(0, limits=LIMITS, tasks="tests.fake_cupy")) as worker:
+        worker.memory_bytes = 1 << 20
+        right, leaking = library(fake_kernel), library(fake_kernel, "-DLEAKS")
+        assert isolated.verify(worker, PROBLEM, leaking, deterministic=True).kind == "leaked"
+        assert isolated.verify(worker, PROBLEM, right, deterministic=True).ok
+        timings, _ = isolated.measure(worker, PROBLEM, {"right": [right]}, budget_seconds=20.0)
+        assert [(timing.outcome.kind, timing.median_us) for timing in timings] == [("ok", 100.0)]
+        worker.call("spin")
+        assert worker.call("facts") == [False, 1 << 20]
 
 
 # --- one race ------------------------------------------------------------------------------------
