@@ -9,9 +9,11 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.operations.shared.launching import Inputs, Outputs
 from attention_autotuner.tuning import rounds, sampling, tasks
 from attention_autotuner.tuning.devices import ALIGNMENT, Bytes, Device
@@ -101,8 +103,11 @@ class Tasks(tasks.Tasks):
     """Tasks whose device is the host."""
 
     def device_on(self, index: int, memory_bytes: int | None) -> Device:
-        vars(sampling)["_Prepared"] = Prepared
         return HostDevice(index)
+
+    def prepare(self, *arguments: Any, **named: Any) -> dict[str, Outcome]:
+        with mock.patch.object(sampling, "_Prepared", Prepared):
+            return super().prepare(*arguments, **named)
 
     def imported(self) -> list[str]:
         """The packages that this process has imported."""

@@ -27,13 +27,12 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.operations.shared import launching
 from attention_autotuner.serving import dispatch, loader, picks, runtime
-from attention_autotuner.tuning import isolated, sampling, tasks, tune
+from attention_autotuner.tuning import isolated, tasks, tune
 from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.stages import Engine, built_of
 from tests.fake_bundles import make_bundle
 from tests.fake_pipeline import FakePipeline, fast
-from tests.fake_tasks import Prepared
 
 FakeKernel = Callable[..., Path]
 POLICY = H100(H200_SPEC)
@@ -162,7 +161,6 @@ def test_races_launch_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             return dict.fromkeys(order, 100.0)
 
     monkeypatch.setattr(tasks, "Sampler", Sampler)
-    monkeypatch.setattr(sampling, "_Prepared", Prepared)
     knobs = {"first": {"splits": 4}, "second": {}}
     raced: Any = {
         name: [SimpleNamespace(path=tmp_path / "k.so", launch_knobs=knobs[name])] for name in knobs
@@ -185,7 +183,6 @@ def test_verification_launches_with_them(
         return launching.bind(kernel, *tensors)
 
     monkeypatch.setattr(tasks, "bind", bind)
-    monkeypatch.setattr(sampling, "_Prepared", Prepared)
     for knobs in ({"splits": 3}, {}):
         library: Any = SimpleNamespace(
             path=fake_kernel("-DBLOCK_M=16", "-DBLOCK_N=16"), launch_knobs=knobs

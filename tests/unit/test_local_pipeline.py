@@ -20,7 +20,6 @@ from attention_autotuner.tuning import (
     measure,
     pipeline,
     remote,
-    sampling,
     search,
     step,
     tasks,
@@ -31,7 +30,7 @@ from attention_autotuner.tuning.isolated import InProcess
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.worker import Worker
-from tests.fake_tasks import HostDevice, Prepared, Tasks
+from tests.fake_tasks import HostDevice, Tasks
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 GPUS = (("NVIDIA H200", "9.0"), ("NVIDIA GeForce RTX 3090", "8.6"))
@@ -165,7 +164,6 @@ def test_launches_of_a_large_problem_are_granted_what_a_slow_gpu_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "Sampler", Sampler)
-    monkeypatch.setattr(sampling, "_Prepared", Prepared)
     calls: list[tuple[str | None, float | None]] = []
     there = Tasks(lambda at, seconds: calls.append((at, seconds)))
     there.open(0)

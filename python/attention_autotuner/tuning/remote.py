@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import prod
 from typing import Any
@@ -24,6 +25,28 @@ Call = Callable[..., Any]
 def judging_device(index: int) -> torch.device:
     """Where references are computed: a CUDA device, or the host where this process's torch has no CUDA."""
     return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Compute as a program of its own does, whatever modes the caller's is in; the GPU's memory is given back after."""
+    dtype, deterministic = torch.get_default_dtype(), torch.get_deterministic_debug_mode()
+    torch.set_default_dtype(torch.float32)
+    torch.set_deterministic_debug_mode(0)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cuda", enabled=False),
+            torch.autocast("cpu", enabled=False),
+            torch.device("cpu"),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_deterministic_debug_mode(deterministic)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 class RemoteKernel(Launcher):
@@ -74,26 +97,23 @@ def verify(
     """
     where = judging_device(device)
     kernel = RemoteKernel(call, described, where)
-    try:
+    with undisturbed(where):
         return verifying.verify(problem, kernel, deterministic=deterministic, device=where)
-    finally:
-        _release(where)
 
 
 def race_of(problem: Problem, seed: int, device: int) -> tuple[Shared, dict[str, Any]]:
     """The inputs of a race in a file, and what the task ``prepare`` is told about problem and tensors."""
     where = judging_device(device)
-    try:
-        way = ways_of(problem)[0]
-        inputs = way.inputs(problem, seed=seed, device=where)
-        shared, handed = hand_over(inputs, way.output_shapes(problem))
+    way = ways_of(problem)[0]
+    with undisturbed(where):
+        shared, handed = hand_over(
+            way.inputs(problem, seed=seed, device=where), way.output_shapes(problem)
+        )
         handed["forward_outputs"] = {}
         if problem.direction == "backward":
             forward = replace(problem, direction="forward", deterministic=False)
             shapes = ways_of(forward)[0].output_shapes(forward)
             handed["forward_outputs"] = {name: _place(*shapes[name]) for name in shapes}
-    finally:
-        _release(where)
     return shared, {"problem": asdict(problem), "handed": handed}
 
 
@@ -143,9 +163,3 @@ def _place(shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
 
 def _after(end: int, num_bytes: int) -> int:
     return -(-(end + num_bytes) // ALIGNMENT) * ALIGNMENT
-
-
-def _release(device: torch.device) -> None:
-    """Leave the GPU's memory to the other process."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
