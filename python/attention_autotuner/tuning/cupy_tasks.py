@@ -59,7 +59,8 @@ class CupyEvent:
     def record(self) -> None:
         """See :meth:`.devices.Event.record`."""
         event, stream = (ctypes.c_void_p(handle) for handle in (self.event.ptr, self._stream.ptr))
-        status = self._record(event, stream, EVENT_RECORD_EXTERNAL)
+        # In a graph, for the times of its replays; elsewhere the driver refuses the flag.
+        status = self._record(event, stream, EVENT_RECORD_EXTERNAL * self._stream.is_capturing())
         if status:
             raise RuntimeError(f"cuEventRecordWithFlags returned {status}")
 
