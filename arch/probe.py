@@ -198,15 +198,6 @@ class CudaDriver:
         self._check(status, "cuDeviceGetUuid")
         return UUID(bytes=bytes(raw))
 
-    def has_context(self, device: int) -> bool:
-        """True where this process uses a device already: its primary context is there."""
-        flags, active = ctypes.c_uint(), ctypes.c_int()
-        status = self._library.cuDevicePrimaryCtxGetState(
-            self._handle(device), ctypes.byref(flags), ctypes.byref(active)
-        )
-        self._check(status, "cuDevicePrimaryCtxGetState")
-        return bool(active.value)
-
     def _handle(self, device: int) -> ctypes.c_int:
         handle = ctypes.c_int()
         self._check(self._library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
@@ -223,12 +214,18 @@ def cuda_driver() -> CudaDriver:
     return CudaDriver()
 
 
+def imported(name: str) -> Any:
+    """A module that this program has imported; None before, and while another thread imports it."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
 def current_device() -> int:
     """The device that torch or cupy works on, whichever this program uses; 0 before either has chosen."""
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is not None and torch.cuda.is_initialized():
         return int(torch.cuda.current_device())
-    cupy = sys.modules.get("cupy")
+    cupy = imported("cupy")
     if cupy is not None and cupy.cuda.is_available():
         return int(cupy.cuda.runtime.getDevice())
     return 0

@@ -22,8 +22,8 @@ from attention_autotuner.tuning.isolated import crossing
 from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
+from attention_autotuner.tuning.rounds import classify
 from attention_autotuner.tuning.stages import MIN_GAIN
-from attention_autotuner.tuning.verify import classify
 
 from .baselines.base import Baseline, GuardedEntry, Mode
 from .calls import Call, ForwardCall, StepCall, others_of, ours

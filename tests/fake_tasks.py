@@ -1,4 +1,4 @@
-"""The tasks of a worker over kernels that run on the host: torch's CUDA is replaced where tasks and races touch it.
+"""The tasks of a worker over kernels that run on the host, in a process without torch, as one on a GPU is.
 
 What a launch takes is what the library says (``-DTIME_US``), so that races end as they must on any machine.
 """
@@ -6,25 +6,84 @@ What a launch takes is what the library says (``-DTIME_US``), so that races end 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from types import SimpleNamespace
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
-import torch
+import numpy as np
 
-from attention_autotuner.operations import bindings
-from attention_autotuner.operations.shared.tensors import Inputs, Outputs
-from attention_autotuner.tuning import measure, tasks, verify
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.operations.shared.launching import Inputs, Outputs
+from attention_autotuner.tuning import rounds, sampling, tasks
+from attention_autotuner.tuning.devices import ALIGNMENT, Bytes, Device
 from attention_autotuner.tuning.entries import Entry, KernelEntry
 
-classify = verify.classify
+classify = rounds.classify
 LAUNCHES = 4  # before the rounds
+
+
+class HostDevice:
+    """The host in place of a GPU: memory is numpy's, and a launch is over when it returns."""
+
+    name, num_sms, l2_bytes, stream = "host", 1, 0, 0
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def empty(self, num_bytes: int) -> Bytes:
+        whole = np.empty(num_bytes + ALIGNMENT, np.uint8)
+        start = -self.address(whole) % ALIGNMENT
+        return whole[start : start + num_bytes]
+
+    def address(self, buffer: Bytes) -> int:
+        return int(buffer.ctypes.data)
+
+    def fill(self, buffer: Bytes, byte: int) -> None:
+        buffer.fill(byte)
+
+    def put(self, buffer: Bytes, data: Bytes) -> None:
+        buffer[:] = data
+
+    def get(self, buffer: Bytes) -> Bytes:
+        return buffer.copy()
+
+    def copy(self, buffer: Bytes) -> Bytes:
+        made = self.empty(buffer.size)
+        made[:] = buffer
+        return made
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+    def release(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def spin(self, cycles: int) -> None:
+        pass
+
+    def event(self) -> Any:
+        raise NotImplementedError("Prepared takes the times")
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        raise NotImplementedError("Prepared takes the times")
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    def warm_up(self) -> None:
+        pass
 
 
 class Prepared:
     """Replaces what times an entry by events."""
 
-    def __init__(self, entry: Entry, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+    def __init__(
+        self, device: Device, entry: Entry, inputs: Sequence[Inputs], outputs: Sequence[Outputs]
+    ) -> None:
         entry.prepare(inputs, outputs)
         self._entry = entry
         assert isinstance(entry, KernelEntry)
@@ -43,24 +102,13 @@ class Prepared:
 class Tasks(tasks.Tasks):
     """Tasks whose device is the host."""
 
-    def open(self, device: int, memory_bytes: int | None = None) -> str | None:
-        host: Any = lambda *arguments, **options: torch.device("cpu")  # noqa: E731  # of any signature
-        nothing: Any = lambda *arguments: None  # noqa: E731
-        for module in (bindings, measure, verify):
-            vars(module)["current_device"] = host
-        vars(measure)["_Prepared"] = Prepared
-        vars(tasks)["warm_up"] = nothing
-        torch.set_num_threads(1)  # the tensors are small, and tests share the cores
-        properties = SimpleNamespace(L2_cache_size=0)
-        vars(torch.cuda).update(
-            _sleep=nothing,
-            synchronize=nothing,
-            set_device=nothing,
-            empty_cache=nothing,
-            current_device=lambda: 0,
-            mem_get_info=lambda: (1 << 30, 1 << 30),
-            get_per_process_memory_fraction=lambda: 1.0,
-            get_device_properties=lambda device: properties,
-        )
-        super().open(device, memory_bytes)
-        return f"cuda:{device}"
+    def device_on(self, index: int, memory_bytes: int | None) -> Device:
+        return HostDevice(index)
+
+    def prepare(self, *arguments: Any, **named: Any) -> dict[str, Outcome]:
+        with mock.patch.object(sampling, "_Prepared", Prepared):
+            return super().prepare(*arguments, **named)
+
+    def imported(self) -> list[str]:
+        """The packages that this process has imported."""
+        return sorted({name.split(".")[0] for name in sys.modules})

@@ -22,11 +22,10 @@ class Tasks:
     def __init__(self, tell: Callable[[str | None, float | None], None]) -> None:
         self._tell = tell
 
-    def open(self, device: int, memory_bytes: int | None = None) -> str:
+    def open(self, device: int, memory_bytes: int | None = None) -> None:
         self._memory_bytes = memory_bytes
         if device == REFUSED:
             raise RuntimeError("the device is busy or unavailable")
-        return "13.0"
 
     def pid(self) -> int:
         return os.getpid()

@@ -24,7 +24,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ToolchainError
-from attention_autotuner.tuning import measure
+from attention_autotuner.tuning import measure, sampling
 from attention_autotuner.tuning.racing import Race
 from benchmarks import cpp_agreement
 from benchmarks.cpp_agreement import PROGRAMS, compare, configure, report, run_programs
@@ -234,15 +234,15 @@ def test_the_protocol_is_that_of_python(cpp_programs: Path) -> None:
     source += (ROOT / "benchmarks" / "cpp" / "measure.hpp").read_text(encoding="utf-8")
     actual = dict(re.findall(r"constexpr \w+ k(\w+) = ([\d'.e]+);", source))
     expected = {
-        "GraphBelowUs": measure.GRAPH_BELOW_US,
-        "SampleUs": measure.SAMPLE_US,
-        "MaxLaunches": measure.MAX_LAUNCHES,
-        "MaxInputSets": measure.MAX_INPUT_SETS,
-        "RotationOverL2": measure.ROTATION_OVER_L2,
-        "MaxMemoryShare": measure.MAX_MEMORY_SHARE,
-        "HeadStartCycles": measure.HEAD_START_CYCLES,
-        "HeadStartCyclesASecond": measure.HEAD_START_CYCLES_A_SECOND,
-        "MaxHeadStartCycles": measure.MAX_HEAD_START_CYCLES,
+        "GraphBelowUs": sampling.GRAPH_BELOW_US,
+        "SampleUs": sampling.SAMPLE_US,
+        "MaxLaunches": sampling.MAX_LAUNCHES,
+        "MaxInputSets": sampling.MAX_INPUT_SETS,
+        "RotationOverL2": sampling.ROTATION_OVER_L2,
+        "MaxMemoryShare": sampling.MAX_MEMORY_SHARE,
+        "HeadStartCycles": sampling.HEAD_START_CYCLES,
+        "HeadStartCyclesASecond": sampling.HEAD_START_CYCLES_A_SECOND,
+        "MaxHeadStartCycles": sampling.MAX_HEAD_START_CYCLES,
         "WarmUpSeconds": measure.WARM_UP_SECONDS,
     }
     assert {name: float(text.replace("'", "")) for name, text in actual.items()} == expected

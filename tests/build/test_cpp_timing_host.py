@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attention_autotuner.operations.shared import tensors
-from attention_autotuner.tuning import measure
+from attention_autotuner.tuning import sampling
 from tests.cpp_programs import FAKE_KERNELS, ROOT, ask, compile_library, run
 
 pytestmark = pytest.mark.build
@@ -77,10 +77,10 @@ def test_a_graph_holds_whole_rotations_as_in_python(cpp_programs: Path) -> None:
     ]
     asked = "".join(f"launches {once} {sets}\n" for once, sets in cases)
     answers = [int(line) for line in ask(cpp_programs / "probe", stdin=asked).stdout.splitlines()]
-    assert answers == [measure.launches_per_replay(once, sets) for once, sets in cases]
+    assert answers == [sampling.launches_per_replay(once, sets) for once, sets in cases]
     for (_, sets), launches in zip(cases, answers, strict=True):
         assert launches % sets == 0
-        assert sets <= launches <= measure.MAX_LAUNCHES
+        assert sets <= launches <= sampling.MAX_LAUNCHES
 
 
 def test_the_gpu_rests_between_rounds_when_asked(cpp_programs: Path, tmp_path: Path) -> None:

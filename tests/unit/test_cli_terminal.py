@@ -98,7 +98,7 @@ CHECKS = (
     finding("CMake, Ninja", "cmake 4.1.0 at /usr/bin/cmake, ninja 1.13.0 at /usr/bin/ninja"),
     finding("cache", "/cache, writable, 75.6 GiB free"),
     finding("torch", "2.13.0, without CUDA", fix="CPU tensors run the reference"),
-    finding("cupy", "not installed", "optional", "needed only to pass CuPy arrays"),
+    finding("cupy", "not installed", "optional", "needed to search"),
 )
 
 

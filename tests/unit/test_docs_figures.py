@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.tuning.measure import GRAPH_BELOW_US
+from attention_autotuner.tuning.sampling import GRAPH_BELOW_US
 from tests.result_files import result, summary
 from tests.snippets.pages import REPOSITORY
 

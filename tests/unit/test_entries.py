@@ -6,14 +6,13 @@ import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.bindings import ways_of
 from attention_autotuner.operations.shared.tensors import (
+    GuardedOutputs,
     Inputs,
-    Outputs,
     SharedWorkspace,
     guarded_outputs,
 )
@@ -35,12 +34,7 @@ BACKWARD = Problem(
 FakeKernel = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-
-
-def sets(count: int) -> tuple[list[Inputs], list[Outputs]]:
+def sets(count: int) -> tuple[list[Inputs], list[GuardedOutputs]]:
     way, workspace = ways_of(BACKWARD)[0], SharedWorkspace(CPU)
     return (
         [way.inputs(BACKWARD, seed=seed, device=CPU) for seed in range(count)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.core.outcome import BuildFailed, Outcome, TimedOut
+from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome, TimedOut
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NoCandidateError
 from attention_autotuner.settings import Settings
@@ -48,7 +49,7 @@ FAULTS = {
     "wrong tail": ("-DWRONG_TAIL", "wrong", "(0, 1, 32, 23)"),
     "race": ("-DVARIES", "nondeterministic", "two runs"),
     "leak": ("-DLEAKS", "leaked", "beside the outputs"),
-    "more memory than there is": ("-DWORKSPACE_BYTES=(1L<<60)", "out_of_memory", "memory"),
+    "more memory than there is": ("-DWORKSPACE_BYTES=(1L<<60)", "out_of_memory", "allocate"),
     "megabytes of output": ("-DPRINTS=100000", "crashed", "it printed more than"),
     "a sample of no time": ("-DTIME_US=0.0", "launch_failed", "0.0 us"),
 }
@@ -100,6 +101,36 @@ def test_a_wrong_dk_is_wrong_and_a_right_kernel_passes(
     assert outcome.reason.startswith("dk:")
     right = library(fake_kernel, "-DBACKWARD")
     assert isolated.verify(worker, BACKWARD, right, deterministic=True).ok
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_worker_checks_and_races_without_torch(
+    worker: Worker, fake_kernel: FakeKernel, direction: str
+) -> None:
+    problem = replace(BACKWARD if direction == "backward" else PROBLEM, alignment_bytes=2)
+    options = ["-DBACKWARD"] if direction == "backward" else []
+    right = library(fake_kernel, *options)
+    outcome = isolated.verify(worker, problem, right, deterministic=True)
+    assert isinstance(outcome, Ok)
+    assert outcome.proof is not None
+    assert (outcome.proof.gpu_name, outcome.proof.same_bits) == ("host", True)
+    timings, _ = isolated.measure(worker, problem, {"right": [right]}, budget_seconds=20.0)
+    assert [(timing.outcome.kind, timing.median_us) for timing in timings] == [("ok", 100.0)]
+    imported = set(worker.call("imported"))
+    assert "numpy" in imported
+    assert not imported & {"torch", "cupy", "triton", "sympy"}
+
+
+def test_a_device_of_cupy_checks_and_races_within_its_memory(fake_kernel: FakeKernel) -> None:
+    with closing(Worker(0, limits=LIMITS, tasks="tests.fake_cupy")) as worker:
+        worker.memory_bytes = 1 << 20
+        right, leaking = library(fake_kernel), library(fake_kernel, "-DLEAKS")
+        assert isolated.verify(worker, PROBLEM, leaking, deterministic=True).kind == "leaked"
+        assert isolated.verify(worker, PROBLEM, right, deterministic=True).ok
+        timings, _ = isolated.measure(worker, PROBLEM, {"right": [right]}, budget_seconds=20.0)
+        assert [(timing.outcome.kind, timing.median_us) for timing in timings] == [("ok", 100.0)]
+        worker.call("spin")
+        assert worker.call("facts") == [False, 1 << 20]
 
 
 # --- one race ------------------------------------------------------------------------------------

@@ -10,7 +10,12 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import H100
-from attention_autotuner.errors import BusyError, SettingsError, UnsupportedArchitectureError
+from attention_autotuner.errors import (
+    BusyError,
+    MissingPackageError,
+    SettingsError,
+    UnsupportedArchitectureError,
+)
 from attention_autotuner.tuning import idle, isolated
 from attention_autotuner.tuning import pipeline as pipeline_module
 from attention_autotuner.tuning.pipeline import LocalPipeline
@@ -22,29 +27,20 @@ DEFAULT = 0
 @dataclass
 class Driver:
     mode: int
-    taken: bool
 
     def attribute(self, device: int, number: int) -> int:
         assert number == idle.COMPUTE_MODE
         return self.mode
 
-    def has_context(self, device: int) -> bool:
-        return self.taken
-
 
 @pytest.mark.parametrize(
-    ("mode", "taken", "said"),
-    [
-        (DEFAULT, True, ""),
-        (idle.EXCLUSIVE, False, ""),
-        (idle.EXCLUSIVE, True, "in_process=True"),
-        (idle.PROHIBITED, False, "prohibited"),
-    ],
+    ("mode", "said"),
+    [(DEFAULT, ""), (idle.EXCLUSIVE, "in_process=True"), (idle.PROHIBITED, "prohibited")],
 )
 def test_a_gpu_that_takes_no_second_process_is_said_before_anything_is_built(
-    monkeypatch: pytest.MonkeyPatch, mode: int, taken: bool, said: str
+    monkeypatch: pytest.MonkeyPatch, mode: int, said: str
 ) -> None:
-    monkeypatch.setattr(idle, "cuda_driver", lambda: Driver(mode, taken))
+    monkeypatch.setattr(idle, "cuda_driver", lambda: Driver(mode))
     if not said:
         idle.require_room(0)
         return
@@ -79,8 +75,6 @@ def test_a_gpu_that_comes_to_rest_is_waited_for_and_one_that_does_not_is_refused
 class _Runner:
     """Stands in for a worker; the first answer of a check is an outcome, here a word."""
 
-    cuda_runtime = None
-
     def call(self, task: str, **arguments: Any) -> Any:
         return task
 
@@ -109,14 +103,31 @@ def test_no_kernel_is_built_for_a_gpu_without_room_unless_candidates_run_in_this
     def built(settings: Any) -> None:
         raise Built
 
-    monkeypatch.setattr(idle, "cuda_driver", lambda: Driver(idle.EXCLUSIVE, True))
+    monkeypatch.setattr(idle, "cuda_driver", lambda: Driver(idle.EXCLUSIVE))
     monkeypatch.setattr(pipeline_module, "find_toolchain", built)
+    monkeypatch.setattr(pipeline_module, "find_spec", lambda name: name)
     for in_process, error in ((False, BusyError), (True, Built)):
         with settings.override(in_process=in_process) as now:
             pipeline = LocalPipeline(H100(), now)
         pipeline.environment = GPU
         with pytest.raises(error):
             pipeline.build([], lambda *_: None)
+
+
+def test_a_search_without_cupy_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline_module, "find_spec", lambda name: name != "cupy" or None)
+    with settings.override(in_process=False) as now:
+        pipeline = LocalPipeline(H100(), now)
+    pipeline.environment = GPU
+    with pytest.raises(
+        MissingPackageError, match=r"pip install 'attention-autotuner\[tune\]'"
+    ) as e:
+        pipeline.build([], lambda *_: None)
+    assert "in_process=True" in str(e.value)
+    assert e.value.name == "cupy"
+    assert pipeline._worker.server is None
 
 
 def test_a_bound_on_memory_is_of_a_process_of_its_own() -> None:

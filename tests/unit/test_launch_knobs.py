@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,12 @@ from attention_autotuner.codegen.bundle import INDEX, BundledPick, open_bundle
 from attention_autotuner.codegen.render import render
 from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import BundleError
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.operations.shared import launching
 from attention_autotuner.serving import dispatch, loader, picks, runtime
 from attention_autotuner.tuning import isolated, tasks, tune
 from attention_autotuner.tuning.entries import KernelEntry
@@ -35,6 +37,7 @@ from tests.fake_pipeline import FakePipeline, fast
 FakeKernel = Callable[..., Path]
 POLICY = H100(H200_SPEC)
 PROBLEM = Problem(dtype="bf16", batch=8, heads_q=32, heads_kv=8, seqlen_q=4, seqlen_k=8192)
+SMALL = Problem(batch=1, heads_q=2, heads_kv=1, seqlen_q=33, seqlen_k=45, dim_qk=16, dim_v=24)
 
 
 def siblings(policy: Policy = POLICY) -> list[Candidate]:
@@ -149,7 +152,7 @@ def test_races_launch_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     entries: list[KernelEntry] = []
 
     class Sampler:
-        def __init__(self, problem: Problem, *, seed: int) -> None:
+        def __init__(self, *tensors: object) -> None:
             pass
 
         def prepare(self, entry: KernelEntry) -> None:
@@ -158,14 +161,14 @@ def test_races_launch_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         def round(self, order: list[str], alone: object) -> dict[str, float]:
             return dict.fromkeys(order, 100.0)
 
-    monkeypatch.setattr(tasks, "use_device", lambda index, memory_bytes: None)
     monkeypatch.setattr(tasks, "Sampler", Sampler)
-    monkeypatch.setattr(tasks, "warm_up", lambda: None)
     knobs = {"first": {"splits": 4}, "second": {}}
     raced: Any = {
         name: [SimpleNamespace(path=tmp_path / "k.so", launch_knobs=knobs[name])] for name in knobs
     }
-    isolated.measure(isolated.InProcess(0), PROBLEM, raced, budget_seconds=0.1)
+    isolated.measure(
+        isolated.InProcess(0, tasks="tests.fake_tasks"), SMALL, raced, budget_seconds=0.1
+    )
     assert {entry.name: dict(entry.launch_knobs) for entry in entries} == knobs
     assert {entry.path for entry in entries} == {tmp_path / "k.so"}
 
@@ -176,17 +179,18 @@ def test_verification_launches_with_them(
 ) -> None:
     seen: list[Any] = []
 
-    def verify(problem: Problem, kernel: loader.LoadedKernel, **options: Any) -> Outcome:
+    def bind(kernel: loader.LoadedKernel, *tensors: Any) -> Callable[[], None]:
         seen.append(kernel.launch_knobs)
-        return Ok()
+        return launching.bind(kernel, *tensors)
 
-    monkeypatch.setattr(tasks, "use_device", lambda index, memory_bytes: None)
-    monkeypatch.setattr(tasks, "verify", verify)
+    monkeypatch.setattr(tasks, "bind", bind)
     for knobs in ({"splits": 3}, {}):
-        library: Any = SimpleNamespace(path=fake_kernel(), launch_knobs=knobs)
-        worker = isolated.InProcess(0)
-        assert isolated.verify(worker, PROBLEM, library, deterministic=True).ok
-    assert seen == [{"splits": 3}, {}]
+        library: Any = SimpleNamespace(
+            path=fake_kernel("-DBLOCK_M=16", "-DBLOCK_N=16"), launch_knobs=knobs
+        )
+        worker = isolated.InProcess(0, tasks="tests.fake_tasks")
+        assert isolated.verify(worker, SMALL, library, deterministic=True).ok
+    assert [knobs for knobs, _ in groupby(seen)] == [{"splits": 3}, {}]
 
 
 @needs_gcc

@@ -8,20 +8,29 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from attention_autotuner import settings
 from attention_autotuner.arch import A100
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.launching import Inputs, Outputs
 from attention_autotuner.settings import Settings
-from attention_autotuner.tuning import isolated, pipeline, search, step, tasks
+from attention_autotuner.tuning import (
+    isolated,
+    measure,
+    pipeline,
+    remote,
+    search,
+    step,
+    tasks,
+)
 from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.isolated import InProcess
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.worker import Worker
+from tests.fake_tasks import HostDevice, Tasks
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 GPUS = (("NVIDIA H200", "9.0"), ("NVIDIA GeForce RTX 3090", "8.6"))
@@ -42,7 +51,7 @@ def timing(name: str, ratio: float) -> Timing:
 class Sampler:
     """Replaces what takes samples on a GPU."""
 
-    def __init__(self, problem: Problem, *, seed: int) -> None:
+    def __init__(self, device: HostDevice, inputs: list[Inputs], outputs: list[Outputs]) -> None:
         self._names: list[str] = []
 
     def prepare(self, entry: KernelEntry) -> None:
@@ -103,10 +112,9 @@ def test_a_race_measures_on_the_requested_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[int] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(measure, "use_device", lambda index, memory_bytes: chosen.append(index))
+    monkeypatch.setattr(measure, "TorchDevice", lambda device: HostDevice(device.index))
     monkeypatch.setattr(tasks, "Sampler", Sampler)
-    monkeypatch.setattr(tasks, "warm_up", lambda: None)
     worker = InProcess(1)
     built: dict[str, Any] = {
         name: [SimpleNamespace(path=tmp_path / f"{name}.so", launch_knobs={})]
@@ -156,12 +164,15 @@ def test_launches_of_a_large_problem_are_granted_what_a_slow_gpu_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tasks, "Sampler", Sampler)
-    monkeypatch.setattr(tasks, "warm_up", lambda: None)
     calls: list[tuple[str | None, float | None]] = []
-    there = tasks.Tasks(lambda at, seconds: calls.append((at, seconds)))
+    there = Tasks(lambda at, seconds: calls.append((at, seconds)))
+    there.open(0)
+    few = replace(PROBLEM, heads_q=1, heads_kv=1, seqlen_q=16, seqlen_k=16)
+    held, asked = remote.race_of(few, 0, 0)
     long = replace(PROBLEM, seqlen_q=131072, seqlen_k=131072)
     entries = {name: [{"path": str(tmp_path / name), "launch_knobs": {}}] for name in ("a", "b")}
-    assert there.prepare(asdict(long), entries, seed=0) == {}
+    assert there.prepare(asdict(long), asked["handed"], entries) == {}
+    del held
     there.round(["b", "a"], alone=False)
     seconds = long.flops / 1e13
     assert seconds > 10

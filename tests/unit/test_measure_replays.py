@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner.tuning import measure
-from attention_autotuner.tuning.measure import launches_per_replay
+from attention_autotuner.tuning import sampling
+from attention_autotuner.tuning.measure import TorchDevice
+from attention_autotuner.tuning.sampling import launches_per_replay
 
 
 class Recorder:
@@ -50,11 +51,11 @@ def prepared(monkeypatch: pytest.MonkeyPatch, once_us: float, sets: int) -> Reco
     monkeypatch.setattr(torch.cuda, "Event", recorder.make_event)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", recorder.make_graph)
     monkeypatch.setattr(torch.cuda, "graph", recorder.graph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     entry: Any = SimpleNamespace(name="one", prepare=lambda inputs, outputs: None, run=recorder.put)
-    made = measure._attempt(measure._Prepared, entry, [SimpleNamespace()] * sets, [])
+    device = TorchDevice(torch.device("cpu"))
+    made = sampling._Prepared(device, entry, [SimpleNamespace()] * sets, [])  # type: ignore[list-item]
     recorder.stream.clear()
-    made.enqueue()  # type: ignore[union-attr]
+    made.enqueue()
     return recorder
 
 

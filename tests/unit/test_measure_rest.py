@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.tuning import measure, rounds
-from attention_autotuner.tuning.measure import InProcessMeasurer
+from attention_autotuner.tuning import measure, rounds, sampling
+from attention_autotuner.tuning.measure import InProcessMeasurer, TorchDevice
 
 PROBLEM = Problem(
     batch=1, heads_q=1, heads_kv=1, seqlen_q=16, seqlen_k=16, dim_qk=64, dim_v=64, dtype="fp16"
@@ -41,14 +41,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     sample = SimpleNamespace(enqueue=lambda: None, read_us=lambda: 10.0)
     monkeypatch.setattr(measure, "time", made)
+    monkeypatch.setattr(sampling, "time", made)
     monkeypatch.setattr(rounds, "time", made)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
+    monkeypatch.setattr(TorchDevice, "synchronize", lambda device: made.synchronize())
     monkeypatch.setattr(measure, "current_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(measure, "make_inputs", lambda problem, seed: None)
     monkeypatch.setattr(measure, "make_outputs", lambda *asked: None)
     monkeypatch.setattr(measure, "warm_up", lambda: None)
-    monkeypatch.setattr(measure, "_Prepared", lambda *asked: sample)
+    monkeypatch.setattr(sampling, "_Prepared", lambda *asked: sample)
     return made
 
 

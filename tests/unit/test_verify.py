@@ -22,7 +22,8 @@ from attention_autotuner.operations.shared.tensors import (
 )
 from attention_autotuner.serving import loader
 from attention_autotuner.serving.loader import KernelDescription, LoadedKernel
-from attention_autotuner.tuning.verify import classify, reduced, variants, verify
+from attention_autotuner.tuning.rounds import classify
+from attention_autotuner.tuning.verify import reduced, variants, verify
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(

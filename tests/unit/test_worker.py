@@ -62,7 +62,6 @@ def wait_until_gone(*pids: int) -> None:
 
 def test_answers_are_the_tasks_and_the_process_is_one(worker: Worker) -> None:
     assert worker.call("echo", value=[1, {"a": None}, "é"]) == [1, {"a": None}, "é"]
-    assert worker.cuda_runtime == "13.0"
     assert worker.call("proven", checks=["a", "b"]).proof.checks == ("a", "b")
     pid = worker.call("pid")
     assert pid != os.getpid()

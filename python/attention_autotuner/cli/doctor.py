@@ -269,10 +269,10 @@ def check_torch() -> Finding | str:
 
 @check("cupy")
 def check_cupy() -> Finding | str:
-    """CuPy, whose arrays are accepted."""
+    """CuPy, which searches run candidates with, and whose arrays are accepted."""
     present = "cupy" in sys.modules or importlib.util.find_spec("cupy") is not None
     distributions = metadata.packages_distributions().get("cupy", []) if present else []
     if distributions:
         return f"{distributions[0]} {metadata.version(distributions[0])}"
-    note = "needed only to pass CuPy arrays; pip install 'attention-autotuner[cupy]'"
+    note = "needed to search, and to pass CuPy arrays; pip install 'attention-autotuner[tune]'"
     return Finding("cupy", "optional", "not installed", note)

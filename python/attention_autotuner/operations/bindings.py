@@ -7,6 +7,8 @@ called, e.g. with and without a gradient of LSE; the first is what is timed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -14,7 +16,7 @@ import torch
 from ..core.problem import Problem
 from .registry import OPERATIONS
 from .shared.binding import TORCH_DTYPES, Binding, Reference
-from .shared.tensors import Inputs, Outputs, Workspace, current_device, guarded_outputs
+from .shared.tensors import GuardedOutputs, Inputs, Workspace, current_device, guarded_outputs
 
 __all__ = ["TORCH_DTYPES", "Binding", "Reference", "make_inputs", "make_outputs", "ways_of"]
 
@@ -38,6 +40,15 @@ def make_inputs(problem: Problem, *, seed: int, device: torch.device | str | Non
     return ways_of(problem)[0].inputs(problem, seed=seed, device=where)
 
 
-def make_outputs(problem: Problem, workspace: Workspace, device: torch.device) -> Outputs:
+def make_outputs(problem: Problem, workspace: Workspace, device: torch.device) -> GuardedOutputs:
     """Outputs of a problem, full of NaN between guards of a known pattern."""
     return guarded_outputs(ways_of(problem)[0].output_shapes(problem), workspace, device)
+
+
+def output_makers(problem: Problem, device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
+    """Functions that make the memory of a problem's outputs, by their names."""
+    shapes = ways_of(problem)[0].output_shapes(problem)
+    return {
+        name: partial(torch.empty, shape, dtype=dtype, device=device)
+        for name, (shape, dtype) in shapes.items()
+    }

@@ -24,19 +24,17 @@ from torch.utils import _pytree as pytree
 from ..core.memo import Table
 from ..core.outcome import Crashed, LaunchFailed, Ok, Outcome, Wrong
 from ..errors import UnsupportedArgumentError
-from . import verify
-from .measure import (
+from . import rounds
+from .measure import timing_event, use_device, warm_up
+from .rounds import FaultError, Samples
+from .sampling import (
     HEAD_START_CYCLES,
     HEAD_START_CYCLES_A_SECOND,
     LEAST_US,
     MAX_HEAD_START_CYCLES,
     MAX_LAUNCHES,
     SAMPLE_US,
-    timing_event,
-    use_device,
-    warm_up,
 )
-from .rounds import FaultError, Samples
 from .tasks import Tell
 
 CPU = -1  # in place of the index of a CUDA device
@@ -208,7 +206,7 @@ def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float | 
 
 def classify(error: Exception) -> Outcome:
     """The outcome that an exception of a call stands for; one of Python alone has harmed nothing."""
-    outcome = verify.classify(error)
+    outcome = rounds.classify(error)
     harmless = isinstance(outcome, Crashed) and not isinstance(error, RuntimeError)
     return LaunchFailed(reason=outcome.reason) if harmless else outcome
 
@@ -227,10 +225,11 @@ class Tasks:
         self._head_start = HEAD_START_CYCLES
         self._flush: torch.Tensor | None = None
 
-    def open(self, device: int, memory_bytes: int | None = None) -> str | None:
-        """Begin on a CUDA device, or on the CPU; answers the CUDA that torch was built with."""
+    def open(self, device: int, memory_bytes: int | None = None) -> None:
+        """Begin on a CUDA device, or on the CPU."""
         self._device = device
-        return torch.version.cuda if device == CPU else use_device(device, memory_bytes)
+        if device != CPU:
+            use_device(device, memory_bytes)
 
     def check(self, call: Any, name: str, config: Config, against: Config | None) -> Outcome:
         """Compare what a configuration computes with the reference.

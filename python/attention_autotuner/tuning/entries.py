@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from ..core.problem import Problem
-from ..operations.bindings import ways_of
 from ..operations.params import field_names
-from ..operations.shared.tensors import Inputs, Outputs, bind
+from ..operations.shared.launching import Inputs, Outputs, bind
 from ..serving import loader
+
+Makers = Mapping[str, Callable[[], Any]]
 
 
 class Entry(Protocol):
@@ -60,7 +59,7 @@ class KernelEntry:
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Load the library and bind one launch per input set."""
         kernel = loader.load(self.path).with_launch_knobs(self.launch_knobs)
-        kernel.prepare(torch.cuda.current_device())
+        kernel.prepare(inputs[0].q.device.index or 0)
         self._launches = [
             bind(kernel, self.problem, read_set, memory)
             for read_set, memory in zip(inputs, outputs, strict=True)
@@ -79,6 +78,7 @@ class StepEntry:
         forward, backward: the libraries, or the folders that hold them.
         problem: the backward problem; measured on its inputs.
         launch_knobs: of both.
+        makers: name -> makes the memory of an output of the forward; torch's by default.
     """
 
     def __init__(
@@ -89,8 +89,10 @@ class StepEntry:
         backward: Path,
         problem: Problem,
         launch_knobs: Sequence[Mapping[str, int]] = ({}, {}),
+        makers: Makers | None = None,
     ) -> None:
         self.name = name
+        self._makers = makers
         self._forward = KernelEntry(
             name=name,
             path=forward,
@@ -104,18 +106,19 @@ class StepEntry:
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Load both; the forward writes what the backward reads of it, or else memory of its own."""
         forward = self._forward.problem
-        shapes = ways_of(forward)[0].output_shapes(forward)
-        names = set(field_names(forward))
+        makers, names = self._makers, set(field_names(forward))
+        if makers is None:
+            from ..operations.bindings import output_makers  # needs torch, which a worker has not
+
+            makers = output_makers(forward, inputs[0].q.device)
         read, written = [], []
         for read_set, memory in zip(inputs, outputs, strict=True):
-            tensors = {n: t for n, t in read_set.tensors.items() if n in names and n not in shapes}
+            tensors = {n: t for n, t in read_set.tensors.items() if n in names and n not in makers}
             scalars = {n: value for n, value in read_set.scalars.items() if n in names}
             read.append(Inputs(tensors=tensors, scalars=scalars))
             made = {
-                name: torch.empty(shape, dtype=dtype, device=read_set.q.device)
-                if name not in read_set.tensors
-                else read_set.tensors[name]
-                for name, (shape, dtype) in shapes.items()
+                name: read_set.tensors[name] if name in read_set.tensors else make()
+                for name, make in makers.items()
             }
             written.append(Outputs(tensors=made, workspace=memory.workspace))
         self._forward.prepare(read, written)
@@ -127,13 +130,26 @@ class StepEntry:
         self._backward.run(index)
 
 
-def entry_of(name: str, libraries: Sequence[Mapping[str, Any]], problem: Problem) -> Entry:
-    """The entry of a library, or of a step's forward and backward, as :func:`.isolated.crossing` gives them."""
+def entry_of(
+    name: str,
+    libraries: Sequence[Mapping[str, Any]],
+    problem: Problem,
+    makers: Makers | None = None,
+) -> Entry:
+    """The entry of a library, or of a step's forward and backward, as :func:`.isolated.crossing` gives them.
+
+    The makers are those of :class:`StepEntry`.
+    """
     paths = [Path(library["path"]) for library in libraries]
     knobs = [library["launch_knobs"] for library in libraries]
     if len(paths) == 1:
         return KernelEntry(name=name, path=paths[0], problem=problem, launch_knobs=knobs[0])
     forward, backward = paths
     return StepEntry(
-        name=name, forward=forward, backward=backward, problem=problem, launch_knobs=knobs
+        name=name,
+        forward=forward,
+        backward=backward,
+        problem=problem,
+        launch_knobs=knobs,
+        makers=makers,
     )

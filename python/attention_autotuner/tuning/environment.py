@@ -10,14 +10,13 @@ import contextlib
 import platform
 import re
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..arch.probe import cuda_driver, probe
+from ..arch.probe import cuda_driver, imported, probe
 from ..core.identity import digest16
 from ..errors import UnsupportedArchitectureError
 from ..version import __version__
@@ -123,7 +122,7 @@ def collect(
         values["driver"] = version
     elif gpu_uuid is not None:
         values |= _read_smi(gpu_uuid)
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     return Environment(
         **values,
         torch=installed_version("torch"),

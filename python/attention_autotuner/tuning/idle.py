@@ -27,22 +27,21 @@ POLL_SECONDS = 0.1
 
 
 def require_room(device: int) -> None:
-    """Check that a second process can use a GPU beside this one.
+    """Check that a second process can use a GPU beside this one, which computes references there.
 
     Raises:
         BusyError: its compute mode forbids that.
     """
     try:
-        driver = cuda_driver()
-        mode, taken = driver.attribute(device, COMPUTE_MODE), driver.has_context(device)
+        mode = cuda_driver().attribute(device, COMPUTE_MODE)
     except UnsupportedArchitectureError:
         return
     if mode == PROHIBITED:
         raise BusyError(f"cuda:{device} takes no process: its compute mode is prohibited")
-    if mode == EXCLUSIVE and taken:
+    if mode == EXCLUSIVE:
         raise BusyError(
-            f"cuda:{device} takes one process alone (its compute mode is exclusive), and that is this one: search "
-            "before it uses the GPU, or with in_process=True (ATTENTION_AUTOTUNER_IN_PROCESS=1)"
+            f"cuda:{device} takes one process alone (its compute mode is exclusive): search with in_process=True "
+            "(ATTENTION_AUTOTUNER_IN_PROCESS=1)"
         )
 
 

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,20 +14,20 @@ from typing import Any, Protocol
 from ..core.outcome import Crashed, Leaked, Outcome, Postponed
 from ..core.problem import Problem
 from .racing import History, Race, Timing
-from .rounds import FaultError, OnRound, Samples, run_rounds
-from .worker import TASKS, Worker
+from .rounds import FaultError, OnRound, Samples, classify, run_rounds
+from .worker import Worker
 
 LOGGER = logging.getLogger(__name__)
+TORCH_TASKS = "attention_autotuner.tuning.measure"
 
 
 class InProcess:
     """A stand-in for a worker: tasks run in the caller's process, and one that faults leaves it without CUDA."""
 
-    cuda_runtime = None
     deadline = inf  # is not held to
 
-    def __init__(self, device: int, *, tasks: str = TASKS) -> None:
-        self._device = device
+    def __init__(self, device: int, *, tasks: str = TORCH_TASKS) -> None:
+        self.device = device
         self._module = tasks
         self._tasks: Any = None
 
@@ -42,7 +41,7 @@ class InProcess:
         module = importlib.import_module(self._module)
         if self._tasks is None:
             self._tasks = module.Tasks(lambda at, seconds: None)
-            self._tasks.open(self._device)
+            self._tasks.open(self.device)
         try:
             return getattr(self._tasks, task)(**arguments)
         except FaultError:
@@ -76,9 +75,13 @@ def verify(
     Raises:
         ArtifactError: there is no worker to be had.
     """
-    asked = {"problem": asdict(problem), "library": crossing(library)}
+    from . import remote  # needs torch
+
     try:
-        outcome: Outcome = worker.call("verify", **asked, deterministic=deterministic)
+        described = worker.call("load", library=crossing(library))
+        if isinstance(described, Outcome):
+            return described
+        outcome = remote.verify(worker.call, described, problem, worker.device, deterministic)
     except FaultError as fault:
         return fault.outcome
     if isinstance(outcome, (Crashed, Leaked)):
@@ -102,10 +105,19 @@ def measure(
     Raises:
         ArtifactError: there is no worker to be had.
     """
+    from . import remote  # needs torch
+
     crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
-    return race(
+    try:
+        held, asked = remote.race_of(problem, seed, worker.device)
+    except (MemoryError, RuntimeError) as error:
+        failed = Race(list(crossed), history=history)
+        for name in failed.running:
+            failed.fail(name, classify(error))
+        return failed.results(), False
+    raced = race(
         worker,
-        {"problem": asdict(problem)},
+        asked,
         crossed,
         budget_seconds=budget_seconds,
         keep=keep,
@@ -113,6 +125,8 @@ def measure(
         on_round=on_round,
         history=history,
     )
+    del held
+    return raced
 
 
 def race(
@@ -133,11 +147,11 @@ def race(
 
     Args:
         worker: takes the samples.
-        asked: what its task ``prepare`` is given beside seed and entries.
+        asked: what its task ``prepare`` is given beside the entries.
         crossed: name -> what it takes for an entry; in tie-breaking order.
         budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
         keep: names that are timed in every round.
-        seed: of the inputs and of the order.
+        seed: of the order.
         on_round: called after each round with (rounds, names still in the race).
         history: see :class:`.racing.Race`; what is settled by it is not timed again.
 
@@ -160,7 +174,7 @@ def race(
             before, prepared = race.rounds, False
             try:
                 running = {name: crossed[name] for name in race.running}
-                failures = worker.call("prepare", **asked, seed=seed, entries=running)
+                failures = worker.call("prepare", **asked, entries=running)
                 for name, failure in failures.items():
                     race.fail(name, failure)
                 prepared = True

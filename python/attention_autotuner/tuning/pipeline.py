@@ -13,9 +13,11 @@ import platform
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol, TypeVar, cast
 
 from ..arch.policy import Policy
@@ -30,13 +32,18 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..core.report import CompilerReport
-from ..errors import ArtifactError, SettingsError, UnsupportedArchitectureError
+from ..errors import (
+    ArtifactError,
+    MissingPackageError,
+    SettingsError,
+    UnsupportedArchitectureError,
+)
 from ..settings import Settings
 from . import isolated
 from .environment import Environment, collect
 from .idle import require_rest, require_room
 from .racing import History, Timing
-from .worker import Worker
+from .worker import TASKS, Worker
 
 LOGGER = logging.getLogger(__name__)
 B = TypeVar("B")
@@ -188,6 +195,16 @@ def running(policy: Policy, environment: Environment) -> Policy:
     return restricted
 
 
+def _require_cupy() -> None:
+    if find_spec("cupy") is None:
+        raise MissingPackageError(
+            "a search runs its candidates in a process that needs the package cupy, which is not installed: "
+            "pip install 'attention-autotuner[tune]', or search in your own process with in_process=True "
+            "(ATTENTION_AUTOTUNER_IN_PROCESS=1), which a candidate that faults ends",
+            name="cupy",
+        )
+
+
 class LocalPipeline:
     """This machine: its compiler, its kernel store, and the CUDA device that is current when this is made.
 
@@ -211,7 +228,8 @@ class LocalPipeline:
         self._device = current_device()
         self._at_rest = settings.allow_busy
         self.deadline = inf
-        self._worker = Worker(self._device)
+        tasks = isolated.TORCH_TASKS if settings.in_process else TASKS
+        self._worker = Worker(self._device, tasks=tasks)
         self._worker.memory_bytes = settings.memory_bytes
         self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
         weakref.finalize(self, self._worker.close)
@@ -238,11 +256,14 @@ class LocalPipeline:
 
         Raises:
             BusyError: the GPU takes no second process.
+            MissingPackageError: cupy is missing, which the worker needs.
         """
         if self.can_measure():
             if self._runner is self._worker:
+                _require_cupy()
                 require_room(self._device)
             self._runner.start()
+            Thread(target=import_module, args=(f"{__package__}.remote",)).start()  # with torch
         toolchain = find_toolchain(self._settings)
         if (self.environment.nvcc, self.environment.cutlass) != (
             toolchain.nvcc_version,
@@ -304,11 +325,8 @@ class LocalPipeline:
             on_round=on_round,
             history=history,
         )
-        now, before = collect(self._device), self.environment
-        runtime = self._runner.cuda_runtime or now.cuda_runtime
-        self.environment = replace(
-            now, nvcc=before.nvcc, cutlass=before.cutlass, cuda_runtime=runtime
-        )
+        before = self.environment
+        self.environment = replace(collect(self._device), nvcc=before.nvcc, cutlass=before.cutlass)
         return answer
 
     def measure_steps(

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from ..core.outcome import LaunchFailed, Outcome
+from ..core.outcome import Crashed, LaunchFailed, Outcome, OutOfMemory
+from ..errors import AttentionAutotunerError
 from .racing import SETTLED_ROUNDS, Race
 
 MIN_ROUNDS = 4
@@ -28,6 +29,18 @@ class FaultError(Exception):
         super().__init__(outcome.reason)
         self.outcome = outcome
         self.at = at
+
+
+def classify(error: Exception) -> Outcome:
+    """The outcome that an exception of a load, a launch or a wait stands for."""
+    text = f"{type(error).__name__}: {error}"
+    # A DeviceMemoryError is a MemoryError, as is cupy's; torch's is known by its name, the host's by its words.
+    no_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if no_memory or "can't allocate memory" in text or "cudaErrorMemoryAllocation" in text:
+        return OutOfMemory(reason=text)
+    if isinstance(error, AttentionAutotunerError):
+        return LaunchFailed(reason=text)
+    return Crashed(reason=text)
 
 
 def run_rounds(

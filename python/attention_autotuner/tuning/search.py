@@ -100,6 +100,7 @@ def tune(
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         ArtifactError: the process that runs candidates does not start.
         BusyError: the GPU is at work for others, or takes no second process.
+        MissingPackageError: cupy is missing, which the process that runs candidates needs.
         DistributedError: another rank of the group failed, is gone, or does something else.
     """
     problem = problem_of(problem, fields)

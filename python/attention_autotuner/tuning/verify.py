@@ -9,7 +9,8 @@ between directions is in :mod:`..operations.bindings`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle
@@ -19,31 +20,31 @@ import torch
 
 from ..core.identity import digest16
 from ..core.outcome import (
-    Crashed,
-    LaunchFailed,
     Leaked,
     Nondeterministic,
     Ok,
     Outcome,
-    OutOfMemory,
     Proof,
     Wrong,
 )
 from ..core.problem import Op, Problem
-from ..errors import ArtifactError, AttentionAutotunerError
+from ..errors import ArtifactError
 from ..operations import shared
 from ..operations.bindings import Binding, ways_of
 from ..operations.registry import OPERATIONS
 from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
 from ..operations.shared.tensors import (
+    Inputs,
     PoisonedWorkspace,
+    Shapes,
     bind,
     current_device,
     guarded_outputs,
     same_bits,
 )
-from ..serving.loader import LoadedKernel
+from ..serving.loader import KernelDescription, LoadedKernel
+from .rounds import classify
 
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so
@@ -53,15 +54,59 @@ REPEATS = 2  # launches on each input
 RATIO_DIGITS = 4  # of an error over the error that is allowed
 
 
-def classify(error: Exception) -> Outcome:
-    """The outcome that an exception of a load, a launch or a wait stands for."""
-    text = f"{type(error).__name__}: {error}"
-    no_memory = (torch.cuda.OutOfMemoryError, MemoryError)  # a DeviceMemoryError is one, too
-    if isinstance(error, no_memory) or "can't allocate memory" in text:  # the words of the host
-        return OutOfMemory(reason=text)
-    if isinstance(error, AttentionAutotunerError):
-        return LaunchFailed(reason=text)
-    return Crashed(reason=text)
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """The results of launches on the same inputs.
+
+    Attributes:
+        outputs: of each launch, by name.
+        changed: what was written beside: the outputs, the workspace.
+    """
+
+    outputs: Sequence[Mapping[str, torch.Tensor]]
+    changed: Sequence[str]
+
+
+class Launcher(ABC):
+    """A kernel that can be launched, here or in another process.
+
+    Attributes:
+        info: what it says of itself.
+        gpu_name, num_sms: of the GPU that it runs on.
+    """
+
+    info: KernelDescription
+    gpu_name: str
+    num_sms: int
+
+    @abstractmethod
+    def launch(self, problem: Problem, inputs: Inputs, shapes: Shapes) -> Launched | Outcome:
+        """Launch :data:`REPEATS` times, each time with outputs full of NaN; or the reason why that failed."""
+
+
+class LocalKernel(Launcher):
+    """A kernel of this process; see :class:`Launcher`."""
+
+    def __init__(self, kernel: LoadedKernel, device: torch.device) -> None:
+        self._kernel, self._device = kernel, device
+        self.info = kernel.info
+        self.gpu_name, self.num_sms = device.type, 1
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self.gpu_name, self.num_sms = properties.name, properties.multi_processor_count
+
+    def launch(self, problem: Problem, inputs: Inputs, shapes: Shapes) -> Launched:
+        """See :meth:`Launcher.launch`."""
+        self._kernel.prepare(self._device.index or 0)
+        workspaces = [PoisonedWorkspace(self._device) for _ in range(REPEATS)]
+        runs = [guarded_outputs(shapes, workspace, self._device) for workspace in workspaces]
+        for outputs in runs:
+            bind(self._kernel, problem, inputs, outputs)()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        areas = (("the outputs", runs), ("the workspace", workspaces))
+        changed = [name for name, area in areas if not all(part.intact() for part in area)]
+        return Launched(outputs=[outputs.tensors for outputs in runs], changed=changed)
 
 
 def reduced(problem: Problem) -> Problem:
@@ -122,48 +167,41 @@ def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> l
 
 def verify(
     problem: Problem,
-    loaded: LoadedKernel,
+    loaded: LoadedKernel | Launcher,
     *,
     deterministic: bool,
     seeds: Sequence[int] = (0, 1),
     device: torch.device | None = None,
-    launching: Callable[[bool], None] = lambda begun: None,
 ) -> Outcome:
     """Check a kernel for a problem.
 
     Args:
         problem: what it will serve; reduced where it is too large to check whole.
-        loaded: the kernel; prepared here.
+        loaded: the kernel.
         deterministic: the kernel claims equal bits from equal inputs; of one that does not, both runs are held against
             the truth.
         seeds: of the inputs.
-        device: the current CUDA device by default.
-        launching: called before launches, and after their end was waited for.
+        device: of inputs and references; the current CUDA device by default.
 
     Returns:
         Ok with its proof, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
     """
     device = current_device() if device is None else device
-    num_sms = 1
-    if device.type == "cuda":
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    shapes = variants(
-        problem, block_m=loaded.info.block_m, block_n=loaded.info.block_n, num_sms=num_sms
-    )
+    kernel = loaded if isinstance(loaded, Launcher) else LocalKernel(loaded, device)
+    info = kernel.info
+    shapes = variants(problem, block_m=info.block_m, block_n=info.block_n, num_sms=kernel.num_sms)
     ways = ways_of(problem)
     shown = _Shown()
     try:
-        loaded.prepare(device.index or 0)
         for index, shape in enumerate(shapes):
             # Shifted by the shape, so that one seed alone tries every way, too.
             for seed, way in zip(seeds, cycle(ways[index % len(ways) :] + ways), strict=False):
-                check_of = _Check(shape, way, seed, device)
-                outcome = check_of.run(loaded, deterministic, launching, shown)
+                outcome = _Check(shape, way, seed, device).run(kernel, deterministic, shown)
                 if not outcome.ok:
                     return outcome
     except (ArtifactError, RuntimeError) as error:
         return classify(error)
-    return Ok(proof=shown.proof(problem.op, device))
+    return Ok(proof=shown.proof(problem.op, kernel.gpu_name))
 
 
 @cache
@@ -198,12 +236,11 @@ class _Shown:
     same_bits: bool = True
     ratios: dict[str, float] = field(default_factory=dict)
 
-    def proof(self, op: Op, device: torch.device) -> Proof:
+    def proof(self, op: Op, gpu_name: str) -> Proof:
         """The proof that they are."""
-        on_gpu = device.type == "cuda"
         return Proof(
             verifier=verifier_digest(op),
-            gpu_name=torch.cuda.get_device_name(device) if on_gpu else device.type,
+            gpu_name=gpu_name,
             checks=tuple(self.checks),
             repeats=REPEATS,
             same_bits=self.same_bits,
@@ -217,41 +254,25 @@ class _Check:
     def __init__(self, problem: Problem, way: Binding, seed: int, device: torch.device) -> None:
         self._problem = problem
         self._way = way
-        self._device = device
         self._inputs = way.inputs(problem, seed=seed, device=device)
         self._where = f"{problem.describe()}{way.note}, seed {seed}"
 
-    def run(
-        self,
-        loaded: LoadedKernel,
-        deterministic: bool,
-        launching: Callable[[bool], None],
-        shown: _Shown,
-    ) -> Outcome:
+    def run(self, kernel: Launcher, deterministic: bool, shown: _Shown) -> Outcome:
         """Launch twice, look beside the outputs and the workspaces, compare; what that shows is added."""
-        workspaces = [PoisonedWorkspace(self._device) for _ in range(REPEATS)]
         shapes = self._way.output_shapes(self._problem)
-        runs = [guarded_outputs(shapes, workspace, self._device) for workspace in workspaces]
-        launching(True)
-        for outputs in runs:
-            bind(loaded, self._problem, self._inputs, outputs)()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        launching(False)
-        for what, intact in (
-            ("the outputs", all(outputs.intact() for outputs in runs)),
-            ("the workspace", all(workspace.intact() for workspace in workspaces)),
-        ):
-            if not intact:
-                return Leaked(reason=f"bytes beside {what} changed for {self._where}")
-        first, second = (outputs.tensors for outputs in runs)
+        launched = kernel.launch(self._problem, self._inputs, shapes)
+        if isinstance(launched, Outcome):
+            return launched
+        if launched.changed:
+            return Leaked(reason=f"bytes beside {launched.changed[0]} changed for {self._where}")
+        first, second = launched.outputs
         same = all(same_bits(first[name], second[name]) for name in first)
         if deterministic and not same:
             return Nondeterministic(reason=f"two runs on the same input differ for {self._where}")
         for name, ref, low in self._way.references(self._problem, self._inputs):
             bands = Bands.of(self._problem, name, ref.dim())
-            for outputs in runs[:1] if same else runs:
-                comparison = check(outputs.tensors[name], ref, low, bands)
+            for outputs in launched.outputs[:1] if same else launched.outputs:
+                comparison = check(outputs[name], ref, low, bands)
                 if not comparison.ok:
                     return Wrong(reason=f"{name}: {comparison.reason} for {self._where}")
                 shown.ratios[name] = max(shown.ratios.get(name, 0.0), comparison.ratio)

@@ -1,8 +1,9 @@
 """A process that runs kernels nobody has run before: a crash, a hang or a flood of output ends it and nobody else.
 
-:class:`Worker` is the caller's side. It starts a server (:mod:`.worker_server`) that imports torch and the tasks once
-and then forks a child whenever it is asked for one: the first is there when the kernels are built, and the next within
-milliseconds. Requests and answers are lines of JSON on a socket; what a child prints goes down a pipe that is drained.
+:class:`Worker` is the caller's side. It starts a server (:mod:`.worker_server`) that imports the tasks, and cupy
+with them, once and then forks a child whenever it is asked for one: the first is there when the kernels are built, and
+the next within milliseconds. Requests and answers are lines of JSON on a socket; what a child prints goes down a pipe
+that is drained.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from . import worker_server
 from .rounds import FaultError
 from .worker_server import FORK, STOP
 
-TASKS = "attention_autotuner.tuning.tasks"
+TASKS = "attention_autotuner.tuning.cupy_tasks"
 REMEDY = (
     "Where a GPU takes one process alone, candidates run in the caller's with in_process=True "
     "(ATTENTION_AUTOTUNER_IN_PROCESS=1)"
@@ -45,7 +46,7 @@ class Limits:
 
     Attributes:
         launch_seconds: of a kernel's load, and of launches that are waited for at once, beyond what a slow GPU needs.
-        other_seconds: of any other step: Python, torch and CUDA coming up, inputs, references.
+        other_seconds: of any other step: Python, cupy and CUDA coming up, memory, inputs.
         output_bytes: that a task may print.
     """
 
@@ -65,7 +66,6 @@ class Worker:
     Attributes:
         deadline: of ``time.monotonic``, seconds; a task that runs then is ended, and is to blame for nothing.
         server: the process that forks those that run tasks.
-        cuda_runtime: the CUDA that torch was built with, once a task has run.
         memory_bytes: of the device that processes may take that begin from now on; None for all that is free.
     """
 
@@ -73,7 +73,6 @@ class Worker:
         self.device, self.limits = device, limits or Limits()
         self.deadline = inf
         self.server: subprocess.Popen[bytes] | None = None
-        self.cuda_runtime: str | None = None
         self.memory_bytes: int | None = None
         self._tasks = tasks
         self._lock = threading.Lock()
@@ -107,7 +106,7 @@ class Worker:
         assert child is not None
         try:
             if not self._opened:
-                self.cuda_runtime = child.receive(self.limits, self.deadline)
+                child.receive(self.limits, self.deadline)
                 self._opened = True
             child.send(task, arguments)
             return child.receive(self.limits, self.deadline)

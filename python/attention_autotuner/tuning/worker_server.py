@@ -1,6 +1,6 @@
 """The server of a worker, run as ``python -m attention_autotuner.tuning.worker_server FD TASKS``.
 
-It imports the module of the tasks, and torch with it, and forks a child that runs tasks whenever the caller asks for
+It imports the module of the tasks, with cupy or torch, and forks a child that runs tasks whenever the caller asks for
 one. Only children touch CUDA, one at a time. Server and child end when the caller does, however that comes about.
 """
 
