@@ -112,7 +112,7 @@ class StepEntry:
             scalars = {n: value for n, value in read_set.scalars.items() if n in names}
             read.append(Inputs(tensors=tensors, scalars=scalars))
             made = {
-                name: torch.empty(shape, dtype=dtype, device=read_set.q.device)
+                name: torch.empty(shape, dtype=dtype, device=read_set.device)
                 if name not in read_set.tensors
                 else read_set.tensors[name]
                 for name, (shape, dtype) in shapes.items()

@@ -98,6 +98,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
     same = (
         "op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal", "alignment_bytes",
         "deterministic", "mask", "form", "key_bounds", "compiled_modifications",
+        "operands",
     )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):
         return None

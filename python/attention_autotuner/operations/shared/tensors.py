@@ -40,6 +40,11 @@ class Inputs:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def device(self) -> torch.device:
+        """Where they all are."""
+        return next(iter(self.tensors.values())).device
+
+    @property
     def q(self) -> torch.Tensor:
         """The queries."""
         return self.tensors["q"]
@@ -160,10 +165,10 @@ def bind(
     num_bytes = kernel.workspace_bytes(params)
     workspace = outputs.workspace.take(num_bytes) if num_bytes else 0
     held = (inputs, outputs)  # the params hold bare pointers
-    device = inputs.q.device
+    device = inputs.device
 
     def launch() -> None:
-        on_gpu = held[0].q.is_cuda
+        on_gpu = held[0].device.type == "cuda"
         stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
         kernel.launch(params, workspace, stream, device.index or 0)
 
