@@ -105,7 +105,9 @@ def test_offsets_and_sizes_match_what_a_c_compiler_lays_out(tmp_path: Path) -> N
         f'int main(void) {{ printf("{{"); {body} printf("\\"end\\": 0}}"); return 0; }}\n'
     )
     binary = tmp_path / "layout"
-    subprocess.run(["gcc", "-std=c11", "-Wall", "-Werror", f"-I{INCLUDES}", source, "-o", binary], check=True)
+    subprocess.run(
+        ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{INCLUDES}", source, "-o", binary], check=True
+    )
     layout = json.loads(subprocess.run([binary], check=True, capture_output=True).stdout)
     for name, struct in abi.STRUCTS.items():
         mirrored = {field[0]: getattr(struct, field[0]).offset for field in struct._fields_}

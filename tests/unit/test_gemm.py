@@ -21,6 +21,7 @@ from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.operations.bindings import make_inputs, ways_of
 from attention_autotuner.operations.gemm.problem import of_sizes
 from attention_autotuner.operations.params import params_of
+from attention_autotuner.tuning.lookup import distance
 from attention_autotuner.tuning.verify import variants
 from benchmarks.suites import SUITES
 
@@ -64,6 +65,15 @@ def test_a_problem_says_its_sizes() -> None:
         num_sms=132,
     )
     assert [shape.seqlen_q for shape in odd] == [304, 288]
+
+
+def test_a_record_stands_in_for_problems_of_a_like_size_and_layout() -> None:
+    recorded = of_sizes(4096, 4096, 4096)
+    assert distance(of_sizes(4096, 4096, 4096, operands="nt"), recorded) is None
+    assert distance(of_sizes(4096, 4096, 128), recorded) is None
+    near = distance(of_sizes(4096, 8192, 4096), recorded)
+    assert near is not None
+    assert 1 <= near < 2
 
 
 @pytest.mark.parametrize("shape", SHAPES)

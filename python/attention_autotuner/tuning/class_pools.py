@@ -19,7 +19,7 @@ from ..operations.registry import OPERATIONS
 from .shortlist import Ranked, shortlist
 
 ClassKey = tuple[str, str, str, str, str, bool, tuple[str, ...], int, int, int, str]
-MATRIX_SHAPE = (1, 1, 520, 264, 328)  # of one product, in dims that no tile divides
+MATRIX_SHAPE = (1, 1, 2056, 264, 4168)  # of one product: several tiles a CTA, and none divides it
 VERIFIED_SEQLEN = 515
 MASKED_SEQLEN = 520  # rows of a mask that are read 16 bytes at a time begin at multiples of 8
 COMPANIONS = 3
