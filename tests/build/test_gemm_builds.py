@@ -15,6 +15,7 @@ from attention_autotuner.kernels.gemm_sm90.rules import GEMM_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.operations.gemm.problem import of_sizes
 from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+from tests.cpp_programs import ask, run
 from tests.emulation.build import build
 from tests.emulation.check import check
 
@@ -60,7 +61,11 @@ def test_every_rule_has_its_static_assert_and_memory_is_counted_alike(tmp_path: 
     ],
 )
 def test_it_computes_on_the_emulated_machine(
-    operands: Any, knobs: dict[str, Any], rows: int, tmp_path_factory: pytest.TempPathFactory
+    operands: Any,
+    knobs: dict[str, Any],
+    rows: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    cpp_programs: Path,
 ) -> None:
     small = of_sizes(rows, 136, 136, operands=operands, dtype="bf16")
     a, b = (x == "t" for x in operands)
@@ -71,3 +76,8 @@ def test_it_computes_on_the_emulated_machine(
     assert check(kernel, [small], [("random", 1)]).ok
     split = kernel.with_launch_knobs({"splits": 2, "row_blocks": 1})
     assert check(split, [small], [("lazy", 2)]).ok
+    program = cpp_programs / "benchmarks" / "bench_gemm"
+    sizes = ("--m", str(rows), "--n", "136", "--k", "136", "--splits", "2", "--rounds", "1")
+    assert "TFLOP/s" in run(program, "--library", kernel.path, *sizes)
+    wrong = ask(program, "--library", kernel.path, "--n", "12", "--m", str(rows), "--k", "136")
+    assert (wrong.returncode, "a size in params" in wrong.stderr) == (1, True)

@@ -39,18 +39,22 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[GemmSm90Knobs | Rejecti
 
 
 def default(problem: Problem, spec: ArchSpec) -> GemmSm90Knobs | None:
-    """The first legal point, of narrower tiles where there are few rows: no cluster, and splits that fill the GPU."""
-    rows, columns = problem.seqlen_q, problem.dim_v
-    few = rows <= 64 or -(-rows // 128) * -(-columns // 256) * 2 <= spec.num_sms
-    tile = ("ping_pong", 64, 256) if rows <= 64 else ("cooperative", 128, 128)
+    """The first legal point without a cluster; for few rows, smaller tiles with splits that fill the GPU once."""
     space = [
         x
         for x in _space(problem, spec)
         if (x.cluster, x.output, x.row_blocks) == (1, "tma", USUAL_ROW_BLOCKS)
+        and (x.splits == 1 or x.splits * _tiles(problem, x) <= spec.num_sms)
     ]
-    if few:
-        space = [x for x in space if (x.schedule, x.block_m, x.block_n) == tile][::-1] + space
+    if problem.seqlen_q <= 64 or 2 * _tiles(problem, space[0]) <= spec.num_sms:
+        tile = ("ping_pong", 64, 256) if problem.seqlen_q <= 64 else ("cooperative", 128, 128)
+        smaller = [x for x in space if (x.schedule, x.block_m, x.block_n) == tile]
+        space = [*reversed(smaller), *space]
     return first_legal(problem, spec, space, passes_of)
+
+
+def _tiles(problem: Problem, knobs: GemmSm90Knobs) -> int:
+    return -(-problem.seqlen_q // knobs.block_m) * -(-problem.dim_v // knobs.block_n)
 
 
 def _space(problem: Problem, spec: ArchSpec) -> Iterator[GemmSm90Knobs]:
@@ -69,8 +73,7 @@ def _space(problem: Problem, spec: ArchSpec) -> Iterator[GemmSm90Knobs]:
         )
         knobs = replace(knobs, stages=_most_stages(knobs, spec))
         blocks = -(-problem.seqlen_q // block_m)
-        tiles = blocks * -(-problem.dim_v // block_n)
-        steps = -(-problem.dim_qk // BLOCK_K)
+        tiles, steps = _tiles(problem, knobs), -(-problem.dim_qk // BLOCK_K)
         splits = [x for x in SPLITS if tiles * x <= 2 * spec.num_sms and steps >= LEAST_STEPS * x]
         groups = [x for x in ROW_BLOCKS if x == USUAL_ROW_BLOCKS or x < 2 * blocks]
         for split, group in product((1, *splits), groups):
