@@ -78,9 +78,10 @@ class Call(BoundEntry):
         return tuple(self.layout(result.detach()) for result in self._runs[index]())
 
     def _read(self, inputs: Inputs) -> tuple[Results, Results]:
-        """q, k and v as leaves, and the others."""
-        qkv = (inputs.q, inputs.k, inputs.v)
-        laid_out = (self.layout(tensor.detach()).contiguous() for tensor in qkv)
+        """q, k and v, or the two factors of a product, as leaves, and the others."""
+        names = (name for name in ("q", "k", "v", "a", "b") if name in inputs.tensors)
+        read = (inputs.tensors[name].detach() for name in names)
+        laid_out = (self.layout(tensor).contiguous() for tensor in read)
         leaves = tuple(tensor.requires_grad_() for tensor in laid_out)
         return leaves, tuple(inputs.tensors[name] for name in self.others)
 
@@ -145,6 +146,15 @@ def scale_of(problem: Problem) -> float:
     return float(problem.dim_qk**-0.5)
 
 
+def matrices(
+    problem: Problem, a: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors ``[m, k]`` and ``[k, n]`` of a product, as views of what lies in memory."""
+    a, b = a[0, 0], b[0, 0]
+    of_a, of_b = problem.operands
+    return (a if of_a == "n" else a.T), (b if of_b == "n" else b.T)
+
+
 def ours(problem: Problem, device_type: str | None) -> Function:
     """Our public function of a problem's operation, with a training program's choices.
 
@@ -171,6 +181,7 @@ def ours(problem: Problem, device_type: str | None) -> Function:
         "retention": lambda q, k, v: package.retention_func(
             q, k, v, None, device_type, output_final_state=False
         )[0],
+        "gemm": lambda a, b: package.matmul(*matrices(problem, a, b), device_type)[None, None],
     }
     return functions[problem.op]
 

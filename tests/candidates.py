@@ -20,6 +20,7 @@ from attention_autotuner.kernels.scores_backward_sm80.knobs import (
     RowPass,
 )
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.operations.registry import OPERATIONS
 
 _FORWARD = {field.name for field in fields(ForwardKnobs)}
 _BACKWARD = {field.name for field in fields(BackwardKnobs)}
@@ -77,6 +78,9 @@ RETNET = (
 )
 
 
+ONE_MATRIX: dict[str, Any] = {"batch": 1, "heads_q": 1, "heads_kv": 1}
+
+
 def candidates_of_every_service() -> list[Candidate]:
     """The first candidate of every kernel for every service that the kernel offers, with small head dims on an H100."""
     candidates = []
@@ -94,6 +98,7 @@ def candidates_of_every_service() -> list[Candidate]:
                 seqlen_k=64,
                 dim_qk=64,
                 dim_v=64,
+                **({} if OPERATIONS[op].semantics.batched else ONE_MATRIX),
             )
             points = kernel.points(problem, H100.default_spec)
             knobs = next(point for point in points if not isinstance(point, Rejection))

@@ -57,6 +57,8 @@ def traits_of(candidate: Candidate) -> list[str]:
             f"attention_autotuner::Result::k{name}>"
             for name in ("Dq", "Dk", "Dv")
         ]
+    if candidate.op == "gemm":
+        return ["attention_autotuner::GemmSm90Traits<{0}>"]
     if candidate.kernel == "attention_forward_sm90":
         return ["attention_autotuner::AttentionForwardSm90Traits<{0}>"]
     if candidate.op == "retention":

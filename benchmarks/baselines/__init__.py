@@ -8,6 +8,7 @@ from __future__ import annotations
 from .base import Baseline
 from .compiled import Compiled, Eager, Flex
 from .copy import Copy
+from .cublas import Cublas
 from .fla import Fla
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
 from .plain import Plain
@@ -28,6 +29,7 @@ BASELINES: dict[str, Baseline] = {
         Eager(),
         Fla(),
         Copy(),
+        Cublas(),
     )
 }
 """Name -> baseline; the order is that of tables."""

@@ -18,7 +18,7 @@ constexpr int64_t kMaxRetentionSequences = 65535;
 constexpr int64_t kDimMultiple = 8, kMaxDimQK = 256, kMaxDimV = 512;
 
 // In the order of the enumerators.
-constexpr char const* kOps[] = {"attention", "retnet", "retention"};
+constexpr char const* kOps[] = {"attention", "retnet", "retention", "gemm"};
 constexpr char const* kDirections[] = {"forward", "backward"};
 constexpr char const* kDTypes[] = {"fp16", "bf16"};
 constexpr char const* kAlignments[] = {"bottom_right", "top_left"};
@@ -81,6 +81,7 @@ char const* name_of(Form value) { return kForms[static_cast<int>(value)]; }
 char const* name_of(Layer value) { return kLayers[static_cast<int>(value)]; }
 
 void Problem::check() const {
+  require(op != Op::kGemm, "gemm has no problems in C++: fill GemmForwardParams");
   std::pair<char const*, int64_t> const extents[] = {
       {"batch", batch}, {"heads_q", heads_q}, {"heads_kv", heads_kv}, {"seqlen_q", seqlen_q}, {"seqlen_k", seqlen_k}};
   for (auto const& [name, value] : extents) {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RetNetAttnFunc,
         flash_attn_func,
         flash_attn_varlen_func,
+        matmul,
         retention_func,
         retnet_attn_func,
     )
@@ -35,6 +36,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "listening",
+    "matmul",
     "mode",
     "retention_func",
     "retnet_attn_func",

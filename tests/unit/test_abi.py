@@ -14,7 +14,8 @@ import pytest
 from attention_autotuner import templates
 from attention_autotuner.core import abi
 
-HEADER = Path(next(iter(templates.__path__))) / "include" / "attention_autotuner" / "abi.h"
+INCLUDES = Path(next(iter(templates.__path__))) / "include"
+HEADERS = [INCLUDES / "attention_autotuner" / name for name in ("abi.h", "abi_gemm.h")]
 
 C_TYPES = {
     "uint32_t": ctypes.c_uint32,
@@ -34,7 +35,8 @@ C_TYPES = {
 
 
 def header_text() -> str:
-    return re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    text = "".join(header.read_text() for header in HEADERS)
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
 def header_structs() -> dict[str, list[tuple[str, str]]]:
@@ -99,11 +101,13 @@ def test_offsets_and_sizes_match_what_a_c_compiler_lays_out(tmp_path: Path) -> N
     body = "\n".join(lines)
     source = tmp_path / "layout.c"
     source.write_text(
-        f'#include <stdio.h>\n#include "{HEADER}"\n'
+        f'#include <stdio.h>\n#include "{HEADERS[-1]}"\n'
         f'int main(void) {{ printf("{{"); {body} printf("\\"end\\": 0}}"); return 0; }}\n'
     )
     binary = tmp_path / "layout"
-    subprocess.run(["gcc", "-std=c11", "-Wall", "-Werror", source, "-o", binary], check=True)
+    subprocess.run(
+        ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{INCLUDES}", source, "-o", binary], check=True
+    )
     layout = json.loads(subprocess.run([binary], check=True, capture_output=True).stdout)
     for name, struct in abi.STRUCTS.items():
         mirrored = {field[0]: getattr(struct, field[0]).offset for field in struct._fields_}

@@ -44,7 +44,9 @@ def test_every_case_is_a_problem_of_its_own_with_a_source() -> None:
         names = [case.name for case in suite.cases]
         assert len(set(names)) == len(names), suite.name
         for case in suite.cases:
-            assert case.source.startswith(("arXiv ", "the hidden size")), case.name
+            assert case.source.startswith(("arXiv ", "the hidden size", "square products")), (
+                case.name
+            )
             assert case.name == case.name.lower()
             assert " " not in case.name
             for (mode,) in case.measured(MODES):

@@ -21,6 +21,7 @@ from attention_autotuner.kernels.shared.coefficients import (
     FITTED,
     Coefficients,
 )
+from attention_autotuner.operations.gemm.problem import of_sizes
 from tests.candidates import forward
 from tests.compiler_reports import compiler_report
 from tests.recorded_searches import BY_HAND
@@ -55,6 +56,7 @@ PROBLEMS = (
     replace(RETENTION, seqlen_q=1, seqlen_k=1, batch=64, form="recurrent"),
     replace(RETENTION, form="recurrent"),
     replace(RETENTION, form="parallel", seqlen_q=1, seqlen_k=1),
+    of_sizes(512, 4096, 4096),
 )
 
 

@@ -11,6 +11,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import configs
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.operations.gemm.problem import of_sizes
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from tests.candidates import KEYS, ROWS, backward
@@ -33,12 +34,14 @@ DEFAULTS = {
     ("chunks_sm80", "backward"): A100().default(replace(RETENTION, direction="backward")),
     ("chunks_backward_sm90", ""): SM90_RETENTION_BACKWARD,
     ("chunks_sm90", ""): H100().default(replace(RETENTION, form="chunkwise")),
+    ("gemm_sm90", ""): H100().default(of_sizes(64, 64, 64)),
     ("recurrent_sm80", ""): A100().default(replace(RETENTION, form="recurrent")),
 }
 ALWAYS_NAMED = {  # kernels that came after names
     "attention_forward_sm90",
     "attention_backward_sm90",
     "chunks_backward_sm90",
+    "gemm_sm90",
 }
 
 

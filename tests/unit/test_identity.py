@@ -97,6 +97,7 @@ ALONE = {
     "mask": "decay",
     "form": "chunkwise",
     "deterministic": True,
+    "operands": "tn",
 }
 
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)

@@ -33,7 +33,7 @@ def test_every_folder_holds_an_operation(repository: Path) -> None:
         assert (package / "api" / name / "function.py").exists()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gemm"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_params_come_from_the_folder(name: str, direction: problem.Direction) -> None:
     mask: Mask = OPERATIONS[name].semantics.default_mask

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/abi_gemm.h"
 
 namespace attention_autotuner {
 
@@ -65,7 +66,8 @@ class LaunchError : public Error {
   int32_t status_;
 };
 
-enum class Op { kAttention, kRetNet, kRetention };
+// Kernels of kGemm are launched with their params; there are no problems of it here.
+enum class Op { kAttention, kRetNet, kRetention, kGemm };
 enum class Direction { kForward, kBackward };
 enum class DType { kFp16, kBf16 };
 enum class CausalAlignment { kBottomRight, kTopLeft };
@@ -138,6 +140,7 @@ using RetNetForwardParams = attention_autotuner_retnet_forward_params;
 using RetNetBackwardParams = attention_autotuner_retnet_backward_params;
 using RetentionForwardParams = attention_autotuner_retention_forward_params;
 using RetentionBackwardParams = attention_autotuner_retention_backward_params;
+using GemmForwardParams = attention_autotuner_gemm_forward_params;
 
 template <typename Params>
 struct ParamsOf;
@@ -170,6 +173,11 @@ template <>
 struct ParamsOf<RetentionBackwardParams> {
   static constexpr Op kOp = Op::kRetention;
   static constexpr Direction kDirection = Direction::kBackward;
+};
+template <>
+struct ParamsOf<GemmForwardParams> {
+  static constexpr Op kOp = Op::kGemm;
+  static constexpr Direction kDirection = Direction::kForward;
 };
 
 // Params of a problem with every size set and every pointer null. Without a scale it is 1 for retnet and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .attention.function import flash_attn_func
 from .attention.varlen import flash_attn_varlen_func
+from .gemm.function import matmul
 from .retention.function import retention_func
 from .retnet.function import RetNetAttnFunc, retnet_attn_func
 from .shared.gammas import Decay
@@ -13,6 +14,7 @@ __all__ = [
     "RetNetAttnFunc",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "matmul",
     "retention_func",
     "retnet_attn_func",
 ]

@@ -1,4 +1,4 @@
-"""The C ABI of an artifact, mirrored from ``templates/include/attention_autotuner/abi.h`` for ctypes.
+"""The C ABI of an artifact, mirrored from the headers ``templates/include/attention_autotuner/abi*.h`` for ctypes.
 
 A test parses the header and compares every constant, field name, order, type and offset with this module.
 """
@@ -149,6 +149,16 @@ class RetentionBackwardParams(ctypes.Structure):
     )
 
 
+class GemmForwardParams(ctypes.Structure):
+    """A matrix product, its factors as they lie in memory: those by columns as their transposes."""
+
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "a b o"),
+        *_named(ctypes.c_int32, "m n k splits row_blocks"),
+    )
+
+
 class KernelInfo(ctypes.Structure):
     """An artifact's description: its name, tile, threads, shared memory and copy width."""
 
@@ -170,6 +180,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "attention_autotuner_retnet_backward_params": RetNetBackwardParams,
     "attention_autotuner_retention_forward_params": RetentionForwardParams,
     "attention_autotuner_retention_backward_params": RetentionBackwardParams,
+    "attention_autotuner_gemm_forward_params": GemmForwardParams,
     "attention_autotuner_kernel_info": KernelInfo,
 }
 """C name -> mirror."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from .identity import LATER, values_of
 from .modifications import in_order
-from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
+from .problem import Direction, DType, Form, Mask, Op, Operands, Problem, Score, score_of
 
 Family = Literal["sm80", "sm90"]
 Service = tuple[Op, Direction, Score]  # what a kernel computes
@@ -68,6 +68,11 @@ class KernelKnobs:
     def form(self) -> Form:
         """The form that retention forward is computed in; ``auto`` where there is no choice."""
         return "auto"
+
+    @property
+    def operands(self) -> Operands:
+        """As in :class:`~.problem.Problem`."""
+        return "nn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +184,12 @@ class Candidate:
         """The form that retention forward is computed in; ``auto`` where there is no choice."""
         form: Form = self.knobs.form
         return form
+
+    @property
+    def operands(self) -> Operands:
+        """As in :class:`~.problem.Problem`."""
+        operands: Operands = self.knobs.operands
+        return operands
 
     @property
     def deterministic(self) -> bool:

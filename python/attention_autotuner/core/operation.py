@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedProblemError
 
+MAX_DIM_QK = 256
+MAX_DIM_V = 512
+
 if TYPE_CHECKING:
     from .problem import CausalAlignment, Mask, Problem, Score
 
@@ -49,6 +52,10 @@ class Semantics:
         carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
         takes_key_bounds: whether forward kernels take a first key and an end of every batch entry.
         takes_modifications: whether scores may be bent: windows and ``modifications`` of a problem.
+        max_dims: the greatest head dims of q and k, and of v.
+        compiles_dims: whether head dims are a matter of the kernel's code.
+        batched: whether there are sequences and heads.
+        takes_operands: whether factors may lie by rows or by columns.
         small_step: the mask of the small training step by which the main job covers the operation beside another one's;
             None where it covers no such step.
     """
@@ -59,6 +66,10 @@ class Semantics:
     carries_state: bool = False
     takes_key_bounds: bool = False
     takes_modifications: bool = False
+    max_dims: tuple[int, int] = (MAX_DIM_QK, MAX_DIM_V)
+    compiles_dims: bool = True
+    batched: bool = True
+    takes_operands: bool = False
     small_step: Mask | None = None
 
     def check(self, problem: Problem) -> None:
@@ -87,6 +98,10 @@ class Semantics:
         require(
             not problem.compiled_modifications or self.takes_modifications,
             f"score modifications are for attention, got {problem.compiled_modifications} for {self.op}",
+        )
+        require(
+            problem.operands == "nn" or self.takes_operands,
+            f"operands is for gemm, got {problem.operands!r} for {self.op}",
         )
         for other in ("attn_mask", "key_bounds"):
             require(

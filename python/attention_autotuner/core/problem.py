@@ -24,13 +24,15 @@ CausalAlignment = Literal["bottom_right", "top_left"]
 Mask = Literal["none", "explicit", "decay"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
 # The modification of Q K^T that a kernel is compiled with.
-Score = Literal["softmax", "masked", "decayed"]
+Score = Literal["softmax", "masked", "decayed", "none"]
+Operands = Literal["nn", "nt", "tn", "tt"]
 Shape = tuple[int, int, int, int, int]  # batch, heads, seqlen, dim_qk, dim_v
 
 DIRECTIONS: tuple[str, ...] = ("forward", "backward")
 DTYPES: tuple[str, ...] = ("fp16", "bf16")
 CAUSAL_ALIGNMENTS: tuple[str, ...] = ("bottom_right", "top_left")
 MASKS: tuple[str, ...] = ("none", "explicit", "decay")
+OPERANDS: tuple[Operands, ...] = ("nn", "nt", "tn", "tt")
 FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
 
 EXTENTS = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k")
@@ -38,8 +40,6 @@ DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
 DIM_PADDING = 16  # elements; head dims are compiled for its next multiple, the k of one mma.sync
 NO_WINDOW = (-1, -1)
 NOT_PACKED = (0, 0)
-MAX_DIM_QK = 256
-MAX_DIM_V = 512
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
 
 
@@ -90,7 +90,8 @@ class Problem:
 
     Attributes:
         op: ``attention``: softmax attention. ``retnet``: retention with a mask or a decay and, usually, a normaliser.
-            ``retention``: retention with decay that carries a state.
+            ``retention``: retention with decay that carries a state. ``gemm``: a matrix product, of ``seqlen_q`` rows,
+            ``dim_qk`` columns that are summed over and ``dim_v`` columns of the result.
         direction: which pass.
         dtype: element type of q, k, v and the output; accumulation is always fp32.
         batch: number of independent sequences.
@@ -98,8 +99,8 @@ class Problem:
         heads_kv: key/value heads.
         seqlen_q: query rows per head.
         seqlen_k: key rows per head.
-        dim_qk: head dim of q and k, a multiple of 8 up to 256.
-        dim_v: head dim of v and of the output, a multiple of 8 up to 512.
+        dim_qk: head dim of q and k, a multiple of 8 up to 256 (of gemm: 2**30).
+        dim_v: head dim of v and of the output, a multiple of 8 up to 512 (of gemm: 2**30).
         causal: whether row i is kept from keys beyond its diagonal.
         causal_alignment: ``bottom_right``: row i sees keys j <= i + seqlen_k - seqlen_q; ``top_left``: j <= i.
         alignment_bytes: 16 when all pointers and strides allow 16-byte accesses, else 2.
@@ -114,6 +115,7 @@ class Problem:
             besides ``causal``.
         packed_rows: of attention: the rows of q and of k in all sequences together, where these lie one after the other
             in one batch entry; ``batch`` then counts them, and ``seqlen_q`` and ``seqlen_k`` are the greatest lengths.
+        operands: of gemm: for each factor ``n`` where it lies by rows, ``t`` where it lies by columns.
 
     Raises:
         UnsupportedProblemError: a field is outside these limits.
@@ -139,6 +141,7 @@ class Problem:
     modifications: tuple[str, ...] = field(default=(), metadata=LATER)
     window_size: tuple[int, int] = field(default=NO_WINDOW, metadata=LATER)
     packed_rows: tuple[int, int] = field(default=NOT_PACKED, metadata=LATER)
+    operands: Operands = field(default="nn", metadata=LATER)
 
     def __post_init__(self) -> None:
         self._require_one("op", operations())
@@ -158,7 +161,7 @@ class Problem:
             self.heads_q % self.heads_kv == 0,
             f"heads_q must be a multiple of heads_kv, got {self.heads_q} and {self.heads_kv}",
         )
-        for name, limit in (("dim_qk", MAX_DIM_QK), ("dim_v", MAX_DIM_V)):
+        for name, limit in zip(("dim_qk", "dim_v"), self.semantics.max_dims, strict=True):
             value = getattr(self, name)
             require(
                 value >= DIM_MULTIPLE and value % DIM_MULTIPLE == 0,
@@ -176,6 +179,7 @@ class Problem:
         )
         self._require_one("mask", MASKS)
         self._require_one("form", FORMS)
+        self._require_one("operands", OPERANDS)
         object.__setattr__(self, "modifications", in_order(self.modifications, VALUED))
         window: Any = self.window_size
         require(
@@ -218,12 +222,12 @@ class Problem:
     @property
     def padded_dim_qk(self) -> int:
         """Compiled head dim of q and k, elements."""
-        return padded_dim(self.dim_qk)
+        return padded_dim(self.dim_qk) if self.semantics.compiles_dims else DIM_PADDING
 
     @property
     def padded_dim_v(self) -> int:
         """Compiled head dim of v and o, elements."""
-        return padded_dim(self.dim_v)
+        return padded_dim(self.dim_v) if self.semantics.compiles_dims else DIM_PADDING
 
     @property
     def causal_offset(self) -> int:

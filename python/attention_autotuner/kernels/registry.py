@@ -13,6 +13,7 @@ from .attention_forward_sm90.kernel import AttentionForwardSm90
 from .chunks_backward_sm90.kernel import ChunksBackwardSm90
 from .chunks_sm80.kernel import ChunksSm80
 from .chunks_sm90.kernel import ChunksSm90
+from .gemm_sm90.kernel import GemmSm90
 from .kernel import Kernel
 from .recurrent_sm80.kernel import RecurrentSm80
 from .scores_backward_sm80.kernel import ScoresBackwardSm80
@@ -31,6 +32,7 @@ KERNELS: dict[str, Kernel[Any]] = {
         AttentionForwardSm90(),
         AttentionBackwardSm90(),
         ChunksBackwardSm90(),
+        GemmSm90(),
     )
 }
 """Name -> kernel. Of one family, a problem's candidates come in this order."""

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from ..core.operation import Semantics
 
-NAMES = ("attention", "retnet", "retention")
+NAMES = ("attention", "retnet", "retention", "gemm")
 """The folders of operations, in the order in which they are listed to users."""
 
 

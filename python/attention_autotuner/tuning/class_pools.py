@@ -15,9 +15,11 @@ from ..core.problem import NO_WINDOW, NOT_PACKED, Problem, of_shape
 from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
+from ..operations.registry import OPERATIONS
 from .shortlist import Ranked, shortlist
 
-ClassKey = tuple[str, str, str, str, str, bool, tuple[str, ...], int, int, int]
+ClassKey = tuple[str, str, str, str, str, bool, tuple[str, ...], int, int, int, str]
+MATRIX_SHAPE = (1, 1, 2056, 264, 4168)  # of one product: several tiles a CTA, and none divides it
 VERIFIED_SEQLEN = 515
 MASKED_SEQLEN = 520  # rows of a mask that are read 16 bytes at a time begin at multiples of 8
 COMPANIONS = 3
@@ -28,7 +30,8 @@ def class_of(problem: Problem) -> ClassKey:
     """The fields that problems share which can run the same kernels."""
     p = problem
     kind = (p.op, p.mask, p.direction, p.form, p.dtype, p.key_bounds)
-    return (*kind, p.compiled_modifications, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
+    dims = (p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
+    return (*kind, p.compiled_modifications, *dims, p.operands)
 
 
 def pools(
@@ -87,6 +90,7 @@ def known_pools(
             c.padded_dim_qk,
             c.padded_dim_v,
             c.copy_bytes,
+            c.operands,
         )
         for form in dict.fromkeys(("auto", c.form)):
             key = (c.op, c.mask, c.direction, form, *dims)
@@ -114,8 +118,9 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
 def small_problem(candidate: Candidate) -> Problem:
     """A problem that a candidate is verified on: of odd length where its copies allow that."""
     seqlen = MASKED_SEQLEN if candidate.mask == "explicit" else VERIFIED_SEQLEN
+    shape = (1, 2, seqlen, candidate.padded_dim_qk, candidate.padded_dim_v)
     return of_shape(
-        (1, 2, seqlen, candidate.padded_dim_qk, candidate.padded_dim_v),
+        shape if OPERATIONS[candidate.op].semantics.batched else MATRIX_SHAPE,
         op=candidate.op,
         direction=candidate.direction,
         dtype=candidate.dtype,
@@ -123,6 +128,7 @@ def small_problem(candidate: Candidate) -> Problem:
         alignment_bytes=candidate.copy_bytes,
         mask=candidate.mask,
         form=candidate.form,
+        operands=candidate.operands,
         key_bounds=candidate.key_bounds,
         modifications=tuple(x for x in candidate.modifications if x not in (WINDOW, PACKED)),
         packed_rows=(seqlen, seqlen) if PACKED in candidate.modifications else NOT_PACKED,

@@ -59,7 +59,7 @@ class KernelEntry:
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Load the library and bind one launch per input set."""
         kernel = loader.load(self.path).with_launch_knobs(self.launch_knobs)
-        kernel.prepare(inputs[0].q.device.index or 0)
+        kernel.prepare(inputs[0].device.index or 0)
         self._launches = [
             bind(kernel, self.problem, read_set, memory)
             for read_set, memory in zip(inputs, outputs, strict=True)
@@ -110,7 +110,7 @@ class StepEntry:
         if makers is None:
             from ..operations.bindings import output_makers  # needs torch, which a worker has not
 
-            makers = output_makers(forward, inputs[0].q.device)
+            makers = output_makers(forward, inputs[0].device)
         read, written = [], []
         for read_set, memory in zip(inputs, outputs, strict=True):
             tensors = {n: t for n, t in read_set.tensors.items() if n in names and n not in makers}

@@ -98,6 +98,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
     same = (
         "op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal", "alignment_bytes",
         "deterministic", "mask", "form", "key_bounds", "compiled_modifications",
+        "operands",
     )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):
         return None
@@ -109,6 +110,8 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
         *((a + 2, b + 2) for a, b in zip(problem.window_size, recorded.window_size, strict=True)),
         *((a + 1, b + 1) for a, b in zip(problem.packed_rows, recorded.packed_rows, strict=True)),
     )
+    if not problem.semantics.compiles_dims:
+        pairs += ((problem.dim_qk, recorded.dim_qk), (problem.dim_v, recorded.dim_v))
     apart = sum(abs(log2(a / b)) for a, b in pairs)
     if (problem.dim_qk, problem.dim_v) != (recorded.dim_qk, recorded.dim_v):
         apart += 0.25

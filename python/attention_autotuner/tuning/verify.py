@@ -152,13 +152,14 @@ def reduced(problem: Problem) -> Problem:
 
 def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> list[Problem]:
     """The problems that a kernel is verified on: the problem reduced, and what its operation adds of odd lengths."""
-    heads = 16
-    busy = replace(
-        problem,
-        batch=max(1, ODD_TILES_PER_SM * num_sms // (3 * heads)),
-        heads_q=heads,
-        heads_kv=heads // 2,
-    )
+    heads, busy = 16, problem
+    if problem.semantics.batched:
+        busy = replace(
+            problem,
+            batch=max(1, ODD_TILES_PER_SM * num_sms // (3 * heads)),
+            heads_q=heads,
+            heads_kv=heads // 2,
+        )
     odd = problem.semantics.verified_with(
         busy, seqlen_q=2 * block_m + 37, seqlen_k=3 * block_n + 13, fewer_keys=block_n + 5
     )

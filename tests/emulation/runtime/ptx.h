@@ -259,5 +259,18 @@ inline void fence_acq_rel_gpu() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
+// --- clusters, which are not emulated: kernels compile, and fault where they have one --------------------------------
+
+inline void mapa_shared_cluster_u32(uint32_t&, uint32_t, uint32_t) { fault("mapa: clusters are not emulated"); }
+inline void mbarrier_arrive_release_cluster_shared_cluster_b64(uint32_t) {
+  fault("an arrival at another CTA: clusters are not emulated");
+}
+inline void barrier_cluster_arrive() { fault("barrier.cluster: clusters are not emulated"); }
+inline void barrier_cluster_wait() {}
+template <typename... Operands>
+void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(Operands...) {
+  fault("multicast: clusters are not emulated");
+}
+
 }  // namespace ptx
 }  // namespace emulation

@@ -247,17 +247,18 @@ class Plan:
             kernel: to be launched; None where there is nothing to read.
             params: complete but for the pointers of inputs and outputs; other pointers stay as they are. None without
                 a kernel.
-            inputs: by their fields of the params, in the order of :meth:`run`'s arguments; q is on the device of all.
+            inputs: by their fields of the params, in the order of :meth:`run`'s arguments; the first is there, and
+                says the device.
             outputs: to be allocated.
             in_force: the present settings.
             copies: those inputs that must be copied before they are read.
             keep: what the params already refer to.
         """
         self.settings = in_force
-        q = inputs["q"]
-        assert q is not None
-        self._allocate = allocator(q.device)
-        self._index = index = q.get_device()
+        first = next(iter(inputs.values()))
+        assert first is not None
+        self._allocate = allocator(first.device)
+        self._index = index = first.get_device()
         self.keep = keep
         self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
         names = [*inputs, *(layout.name for layout in outputs)]

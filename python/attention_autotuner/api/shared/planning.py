@@ -133,13 +133,13 @@ def plan_of(
     in_force, kernel, params = settings.current(), None, None
     recorded = _RECORDED.get(id(in_force))
     if recorded is not None and problem is not None:
-        q = inputs["q"]
-        assert q is not None
-        recorded.append(Asked(problem, device_type, q.get_device()))
+        first = next(iter(inputs.values()))
+        assert first is not None
+        recorded.append(Asked(problem, device_type, first.get_device()))
     elif problem is not None:
         present = {name: x for name, x in inputs.items() if x is not None}
         try:
-            kernel = kernel_of(problem, device_type, present["q"].get_device())
+            kernel = kernel_of(problem, device_type, next(iter(present.values())).get_device())
         except NOTHING_SERVES as error:
             if in_force.strict_kernels or pinning.split(device_type)[1]:
                 raise

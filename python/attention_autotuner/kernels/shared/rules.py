@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ...arch.occupancy import KernelNeeds, least_registers, register_cap
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
-from ...core.problem import MAX_DIM_QK, MAX_DIM_V
+from ...core.operation import MAX_DIM_QK, MAX_DIM_V
 
 Subject = TypeVar("Subject")
 Rule = Callable[[Subject], "str | None"]  # the reason why not, or None

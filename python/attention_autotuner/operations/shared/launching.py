@@ -39,6 +39,11 @@ class Inputs:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def device(self) -> Any:
+        """Where they all are."""
+        return next(iter(self.tensors.values())).device
+
+    @property
     def q(self) -> torch.Tensor:
         """The queries."""
         return self.tensors["q"]
@@ -117,7 +122,7 @@ def bind(
     num_bytes = kernel.workspace_bytes(params)
     workspace = outputs.workspace.take(num_bytes) if num_bytes else 0
     held = (inputs, outputs)  # the params hold bare pointers
-    index, stream = held[0].q.device.index or 0, _stream_of(inputs.q.device)
+    index, stream = inputs.device.index or 0, _stream_of(inputs.device)
 
     def launch() -> None:
         assert held

@@ -1,0 +1,1 @@
+"""``matmul``: its argument checks, launch plans, ``torch.library`` op and derivatives."""

@@ -1,0 +1,1 @@
+"""The product of two matrices on Hopper's WGMMA and TMA."""

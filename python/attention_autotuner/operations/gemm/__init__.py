@@ -1,0 +1,1 @@
+"""The product of two matrices: its problems, params, test inputs and reference."""

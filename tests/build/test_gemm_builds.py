@@ -1,0 +1,83 @@
+"""The matrix product of family sm90: Python and the headers agree, it compiles cleanly, and computes when emulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.gemm_sm90.knobs import GemmSm90Knobs
+from attention_autotuner.kernels.gemm_sm90.rules import GEMM_SM90_PREDICATES
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.operations.gemm.problem import of_sizes
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
+from tests.cpp_programs import ask, run
+from tests.emulation.build import build
+from tests.emulation.check import check
+
+pytestmark = pytest.mark.build
+
+PLAIN = Candidate.of(of_sizes(64, 64, 64), GemmSm90Knobs(block_m=128, block_n=128, stages=4))
+
+
+def gemm_candidate(copy_bytes: Any = 16, **knobs: Any) -> Candidate:
+    return replace(PLAIN, copy_bytes=copy_bytes, knobs=replace(PLAIN.knobs, **knobs))
+
+
+ILLEGAL = {
+    "tma_needs_alignment": gemm_candidate(2),
+    "block_m_fills_warpgroups": gemm_candidate(block_m=64),
+    "block_n_known": gemm_candidate(block_n=96),
+    "stages_range": gemm_candidate(stages=1),
+    "cluster_splits_columns": gemm_candidate(block_n=192, cluster=2),
+    "fragments_fit_warpgroup": gemm_candidate(block_m=256, block_n=256, stages=2),
+}
+
+
+def test_every_rule_has_its_static_assert_and_memory_is_counted_alike(tmp_path: Path) -> None:
+    assert ILLEGAL.keys() == GEMM_SM90_PREDICATES.keys()
+    for name, candidate in ILLEGAL.items():
+        rejection = check_kernel(candidate)
+        assert rejection is not None
+        assert rejection.predicate == name
+    too_large = gemm_candidate(stages=8)
+    assert check_kernel(PLAIN) is check_kernel(too_large) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL.values(), too_large]))
+    assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+    legal = H100().legal(of_sizes(4096, 4096, 4096))
+    kernels = list(dict.fromkeys(candidate.compiled for candidate in legal))
+    compare_traits(tmp_path, kernels)
+
+
+@pytest.mark.parametrize(
+    ("operands", "knobs", "rows"),
+    [
+        ("nn", {"schedule": "cooperative", "block_m": 128}, 141),
+        ("tt", {"schedule": "ping_pong", "block_m": 64}, 136),
+    ],
+)
+def test_it_computes_on_the_emulated_machine(
+    operands: Any,
+    knobs: dict[str, Any],
+    rows: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    cpp_programs: Path,
+) -> None:
+    small = of_sizes(rows, 136, 136, operands=operands, dtype="bf16")
+    a, b = (x == "t" for x in operands)
+    full = GemmSm90Knobs(block_n=64, stages=2, transposed_a=a, transposed_b=b, **knobs)
+    # Beside the machine, which is compiled once.
+    kernel = build(Candidate.of(small, full), tmp_path_factory.getbasetemp() / "gemm" / operands)
+
+    assert check(kernel, [small], [("random", 1)]).ok
+    split = kernel.with_launch_knobs({"splits": 2, "row_blocks": 1})
+    assert check(split, [small], [("lazy", 2)]).ok
+    program = cpp_programs / "benchmarks" / "bench_gemm"
+    sizes = ("--m", str(rows), "--n", "136", "--k", "136", "--splits", "2", "--rounds", "1")
+    assert "TFLOP/s" in run(program, "--library", kernel.path, *sizes)
+    wrong = ask(program, "--library", kernel.path, "--n", "12", "--m", str(rows), "--k", "136")
+    assert (wrong.returncode, "a size in params" in wrong.stderr) == (1, True)
