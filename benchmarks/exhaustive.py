@@ -150,7 +150,7 @@ def stratum_of(candidate: Candidate) -> tuple[object, ...]:
 
 
 def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate]:
-    """All candidates, those of each kernel in turn, so that every prefix is spread over the strata; the same for a seed."""
+    """All candidates, those of each kernel in turn; every prefix is spread over the strata, the same for a seed."""
     kernels: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda c: c.name):
         kernels.setdefault(candidate.kernel, []).append(candidate)

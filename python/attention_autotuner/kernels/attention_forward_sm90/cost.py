@@ -29,7 +29,7 @@ def step_clks(
     columns = shape.candidate.padded_dim_qk + shape.value_columns
     mma = clk_of_mmas(scores * columns, spec) / fit.attention_sm90_rate
     if shape.masked:
-        softmax = fit.wgmma_score_clk * scores
+        softmax = fit.attention_sm90_mask_score_clk * scores
     else:
         softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
         softmax *= fit.attention_sm90_softmax_share * modified
