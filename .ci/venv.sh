@@ -26,7 +26,7 @@ if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/nu
 fi
 
 # A compiler from wheels where the machine has none.
-extras=torch,dev,docs,report,inspect
+extras=torch,dev,docs,report,inspect,tune
 if [ -z "${ATTENTION_AUTOTUNER_NVCC:-}" ] && ! command -v nvcc >/dev/null 2>&1 &&
     [ ! -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
     extras=$extras,toolchain

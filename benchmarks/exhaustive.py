@@ -27,10 +27,10 @@ from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.tuning.class_pools import ClassKey, class_of
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
+from attention_autotuner.tuning.ranking import ranked
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import evidence
@@ -109,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sample_of(problem: Problem, policy: Policy, size: int, seed: int) -> list[Candidate]:
     """The candidates that are measured for a problem."""
-    ranked = rank(problem, policy.legal(problem), policy.spec)
-    return sample(ranked, policy.default(problem), size=size, seed=seed)
+    return sample(ranked(problem, policy), policy.default(problem), size=size, seed=seed)
 
 
 def measured(

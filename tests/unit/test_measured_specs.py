@@ -18,7 +18,7 @@ from attention_autotuner.arch.probe import properties_from_json
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.core.identity import slug
 from attention_autotuner.errors import ArchSpecError
-from attention_autotuner.tuning.model_card import Regret, regret_of
+from attention_autotuner.tuning.model_card import Regret, Search
 from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from tests.devices import H200, RTX3090
@@ -213,7 +213,7 @@ def test_damaged_properties_are_named(change: dict[str, Any], said: str) -> None
 
 def regrets(spec: ArchSpec) -> list[Regret]:
     """The loss of the model on the exhaustive runs of the H200 under a spec."""
-    return [regret_of(record, H100(spec)) for record in evidence(SEARCHES).values()]
+    return [Search.of(record, H100(spec)).regret() for record in evidence(SEARCHES).values()]
 
 
 def mean(losses: list[Regret], picks: int) -> float:

@@ -35,8 +35,8 @@ def step_clks(
         softmax *= fit.attention_sm90_softmax_share * modified
         if not knobs.optimistic:
             softmax *= fit.attention_sm90_exact_share
-    if knobs.mainloop != "serial":
-        softmax *= fit.attention_sm90_overlap_share
+        if knobs.mainloop != "serial":
+            softmax *= fit.attention_sm90_overlap_share
     # The softmax of some warpgroups runs beside the MMAs of others.
     sharpness = fit.attention_sm90_sharpness
     both = (mma**sharpness + softmax**sharpness) ** (1 / sharpness)
@@ -44,8 +44,8 @@ def step_clks(
     if knobs.mainloop in ("strict", "overlap_flat"):
         step *= 1.5
     exposed = both - mma + step
-    if shape.masked and knobs.mask_stages == 1:
-        exposed += fit.attention_sm90_mask_clk
+    if shape.masked:
+        exposed += fit.attention_sm90_mask_clk * (2 if knobs.mask_stages == 1 else 1)
     return mma, exposed
 
 
