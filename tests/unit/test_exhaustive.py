@@ -95,7 +95,7 @@ def test_searches_are_written_class_by_class_and_read_back(tmp_path: Path) -> No
     pipeline = FakePipeline(time_us=lambda problem, name: 100.0 + len(name))
     records = RecordStore(tmp_path / "records")
     collected = []
-    lines = []
+    lines: list[str] = []
     for searched in measured(samples, BENCHED, pipeline, records, 0.1, lines.append):
         collected += searched
         write(tmp_path / "searches.jsonl.gz", collected)

@@ -1,4 +1,4 @@
-"""What the cost model learns from the committed searches: better than it alone on problems left out, in plain JSON."""
+"""Learning from the committed searches: better than it alone on problems left out, in plain JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from attention_autotuner.arch.measured_specs import read
 from attention_autotuner.arch.resolution import policy_with
 from attention_autotuner.cli import main
 from attention_autotuner.codegen.files import read_text
+from attention_autotuner.core.memo import TABLES
 from attention_autotuner.errors import MissingPackageError, RecordError
 from attention_autotuner.kernels.residual import LARGEST, Residual, scope_of
-from attention_autotuner.tuning import learning, ranking
+from attention_autotuner.tuning import learning
 from attention_autotuner.tuning.model_card import Card, Search, cards
 from attention_autotuner.tuning.ranking import LEARNED_DOUBT, learned, order, ranked, user_path
 from attention_autotuner.tuning.shipping import evidence
@@ -28,16 +29,16 @@ FILES = sorted(RESULTS.glob("*.jsonl.gz"))
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Search]:
+def measured() -> list[Search]:
     policy = policy_with(read(Path(arch.__file__).with_name("measured") / "nvidia-h200.json"))
     records = [record for path in FILES for record in evidence(path).values()]
     return [Search.of(record, policy) for record in records]
 
 
 @pytest.fixture(scope="module")
-def few(found: list[Search]) -> list[Search]:
+def few(measured: list[Search]) -> list[Search]:
     """Some attention problems: enough to learn from in a second."""
-    return [s for s in found if s.problem.op == "attention" and s.problem.dim_qk == 64]
+    return [s for s in measured if s.problem.op == "attention" and s.problem.dim_qk == 64]
 
 
 @pytest.fixture
@@ -54,8 +55,8 @@ def constant(search: Search, **fields: Any) -> Residual:
     return Residual(**{"arch": "H100", "scopes": scopes, "origin": {}, **values, **fields})
 
 
-def test_the_analytic_model_keeps_its_bars_on_all_that_was_measured(found: list[Search]) -> None:
-    card = cards(found)[0]
+def test_the_analytic_model_keeps_its_bars_on_all_that_was_measured(measured: list[Search]) -> None:
+    card = cards(measured)[0]
     assert card.problems >= 100
     assert card.rms <= 0.15
     assert card.regret[1] <= 1.05
@@ -70,15 +71,15 @@ def test_what_is_learned_does_better_on_problems_left_out(
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(learning, "FOLDS", 3)
-    (analytic, *_), (after, *_) = learning.judged(few)
+    (analytic, *_), (after, *_) = learning.compared(few)
     assert learning.helps(analytic, after)
     assert after.rms < 0.9 * analytic.rms
     assert after.regret[1] < analytic.regret[1]
     assert after.worst < 1.1
 
 
-def test_a_residual_that_does_worse_is_not_kept(found: list[Search]) -> None:
-    card = cards(found)[0]
+def test_a_residual_that_does_worse_is_not_kept(measured: list[Search]) -> None:
+    card = cards(measured)[0]
     assert learning.helps(card, card)
     for worse in (
         replace(card, rms=card.rms + 0.01),
@@ -88,12 +89,14 @@ def test_a_residual_that_does_worse_is_not_kept(found: list[Search]) -> None:
         assert not learning.helps(card, worse)
 
 
-def test_the_shipped_residual_is_of_the_committed_searches(found: list[Search]) -> None:
-    residual = learned(found[0].policy)
+def test_the_shipped_residual_is_of_the_committed_searches(measured: list[Search]) -> None:
+    residual = learned(measured[0].policy)
     assert residual is not None
     assert residual.origin["gpu_names"] == ["NVIDIA H200"]
-    assert residual.origin["problems"] == len(found)
-    before, after = (cards(found, [judge] * len(found))[0] for judge in (None, residual))
+    assert residual.origin["problems"] == len(measured)
+    before, after = (
+        cards(measured, [residual] * len(measured))[0] for residual in (None, residual)
+    )
     assert after.rms < 0.75 * before.rms
     held_out = residual.origin["learned"]
     assert held_out["rms"] <= 0.15
@@ -106,12 +109,12 @@ def test_trees_are_the_same_each_time_and_read_back(few: list[Search]) -> None:
     residual = learning.fit(few)
     assert Residual.from_json(json.loads(json.dumps(residual.to_json()))) == residual
     assert residual == learning.fit(few)
-    errors = [cards(few, [judge] * len(few))[0].rms for judge in (None, residual)]
+    errors = [cards(few, [residual] * len(few))[0].rms for residual in (None, residual)]
     assert errors[1] < 0.9 * errors[0]
 
 
-def test_a_correction_is_bounded_and_of_known_kernels_alone(found: list[Search]) -> None:
-    search = found[0]
+def test_a_correction_is_bounded_and_of_known_kernels_alone(measured: list[Search]) -> None:
+    search = measured[0]
     candidate, estimate = next(iter(search.estimates.items()))
     for base, factor in ((0.1, 1.1052), (9.0, 2.0138), (-9.0, 0.4966)):
         residual = constant(search, base=base, trees=())
@@ -124,10 +127,10 @@ def test_a_correction_is_bounded_and_of_known_kernels_alone(found: list[Search])
     ) == pytest.approx(1.0)
 
 
-def test_the_order_is_corrected_and_estimates_are_not(found: list[Search]) -> None:
+def test_the_order_is_corrected_and_estimates_are_not(measured: list[Search]) -> None:
     search = next(
         s
-        for s in found
+        for s in measured
         if s.problem.op == "attention"
         and s.problem.dim_qk == 128
         and s.problem.direction == "forward"
@@ -141,8 +144,8 @@ def test_the_order_is_corrected_and_estimates_are_not(found: list[Search]) -> No
     assert slower[0][0].knobs.block_n <= 100
 
 
-def test_the_default_comes_first_unless_another_is_clearly_faster(found: list[Search]) -> None:
-    search = found[0]
+def test_the_default_comes_first_unless_another_is_clearly_faster(measured: list[Search]) -> None:
+    search = measured[0]
     default = search.policy.default(search.problem)
     other = next(candidate for candidate in search.estimates if candidate != default)
     estimate = search.estimates[other]
@@ -155,37 +158,38 @@ def test_the_default_comes_first_unless_another_is_clearly_faster(found: list[Se
 
 
 def test_the_users_own_residual_comes_before_the_shipped_one(
-    found: list[Search], cache: Path, caplog: pytest.LogCaptureFixture
+    measured: list[Search], cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    search = found[0]
-    policy, own = search.policy, constant(search)
+    search = measured[0]
+    policy, mine = search.policy, constant(search)
     path = user_path(policy.name)
     path.parent.mkdir()
-    path.write_text(json.dumps(own.to_json()))
-    assert learned(policy) == own
+    path.write_text(json.dumps(mine.to_json()))
+    assert learned(policy) == mine
     assert learned(RTX4090()) is None
     assert {c for c, _ in ranked(search.problem, policy)} == set(policy.legal(search.problem))
-    damaged: list[Any] = ["", "{}", json.dumps(own.to_json() | {"arch": "A100"})]
-    damaged += [json.dumps(own.to_json() | {"trees": t}) for t in ([[9, 1.0, 0.0, 0.0]], [[0]], 7)]
+    damaged: list[Any] = ["", "{}", json.dumps(mine.to_json() | {"arch": "A100"})]
+    damaged += [json.dumps(mine.to_json() | {"trees": t}) for t in ([[9, 1.0, 0.0, 0.0]], [[0]], 7)]
     for text in damaged:
         path.write_text(text)
         caplog.clear()
-        assert ranking._learned.__wrapped__(policy.name, path) is None
+        TABLES["models.learned"].clear()
+        assert learned(policy) is None
         assert "is not used" in caplog.text
 
 
 def test_learning_wants_enough_of_one_architecture(
-    found: list[Search], monkeypatch: pytest.MonkeyPatch
+    measured: list[Search], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sklearn")
     with pytest.raises(RecordError, match="got 0 times of no architecture"):
         learning.fit([])
-    mixed = [found[0], replace(found[1], policy=RTX4090())]
+    mixed = [measured[0], replace(measured[1], policy=RTX4090())]
     with pytest.raises(RecordError, match="got 0 times of H100, RTX4090"):
         learning.fit(mixed)
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     with pytest.raises(MissingPackageError, match=r"attention-autotuner\[tune\]"):
-        learning.fit(found)
+        learning.fit(measured)
 
 
 def test_the_commands_print_cards_and_write_what_helps(

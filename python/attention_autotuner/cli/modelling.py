@@ -13,7 +13,7 @@ from ..codegen.files import write_atomic
 from ..core.trust import make_folder
 from ..errors import MissingPackageError, RecordError
 from ..settings import current
-from ..tuning.learning import fit, helps, judged
+from ..tuning.learning import compared, fit, helps
 from ..tuning.model_card import Card, Search, cards, searches
 from ..tuning.ranking import user_path
 from ..tuning.records import RecordStore
@@ -42,14 +42,14 @@ def run_fit(arguments: argparse.Namespace) -> int:
     Fit small regression trees to predicted and measured times, and keep them where first picks and predictions are no
     worse on problems that they were not fitted to. Needs scikit-learn, no GPU.
     """
-    found = found_in(arguments.files)
+    measured = searches_in(arguments.files)
     if arguments.device_type is not None:
         arch = resolve(arguments.device_type).name
-        found = [search for search in found if search.policy.name == arch]
-    analytic, learned = judged(found)
+        measured = [search for search in measured if search.policy.name == arch]
+    analytic, learned = compared(measured)
     said = {"analytic": analytic[0].to_json(), "learned": learned[0].to_json()}
-    gpus = sorted({search.gpu_name for search in found})
-    residual = fit(found, {"gpu_names": gpus, **said})
+    gpus = sorted({search.gpu_name for search in measured})
+    residual = fit(measured, {"gpu_names": gpus, **said})
     kept = helps(analytic[0], learned[0])
     path = arguments.output or user_path(residual.arch)
     if kept:
@@ -64,7 +64,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
     return 0 if kept else FAILED
 
 
-def found_in(files: Sequence[Path]) -> list[Search]:
+def searches_in(files: Sequence[Path]) -> list[Search]:
     """The searches of files, or of the user's own records.
 
     Raises:
@@ -77,18 +77,18 @@ def found_in(files: Sequence[Path]) -> list[Search]:
     if not files:
         kept = RecordStore(current().cache_dir / "records").kept()
         records = [entry.record for entry in kept if entry.record is not None]
-    found = searches(records)
-    if not found:
+    measured = searches(records)
+    if not measured:
         raise RecordError("there are no searches with two candidates timed: tune something first")
-    return found
+    return measured
 
 
 def print_model_card(files: Sequence[Path], *, as_json: bool) -> int:
     """Print how the model does on searches: the analytic one, and with what it learns from the other problems."""
-    found = found_in(files)
-    said: dict[str, list[Card]] = {"analytic": cards(found)}
+    measured = searches_in(files)
+    said: dict[str, list[Card]] = {"analytic": cards(measured)}
     try:
-        said["learned"] = judged(found)[1]
+        said["learned"] = compared(measured)[1]
     except MissingPackageError as error:
         if not as_json:
             print_line(str(error))

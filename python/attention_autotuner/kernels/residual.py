@@ -1,4 +1,4 @@
-"""What measured searches say of the cost model's errors: small regression trees over knobs and cost terms, as JSON.
+"""The cost model's errors as measured searches show them: small regression trees over knobs and cost terms, as JSON.
 
 A residual is fitted elsewhere (:mod:`~..tuning.learning`) and needs no library to be read or asked. It changes the
 order in which a search tries candidates, and nothing else: estimates stay those of the analytic model.
@@ -25,7 +25,7 @@ Tree = float | tuple[int, float, Any, Any]
 
 
 def scope_of(problem: Problem, candidate: Candidate) -> str:
-    """What shares its errors: a kernel in one operation and direction."""
+    """The name of what shares its errors: a kernel in one operation and direction."""
     return f"{candidate.kernel} {problem.op} {problem.direction}"
 
 

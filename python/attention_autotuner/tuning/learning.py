@@ -1,6 +1,6 @@
-"""What the cost model learns from measured searches: a residual by scikit-learn, kept where it helps.
+"""Learning from measured searches: a residual of the cost model by scikit-learn, kept where it helps.
 
-Every problem is judged under a residual that has not seen it, nor its like in deterministic mode. Trees are small,
+Every problem is predicted under a residual that has not seen it, nor its like in deterministic mode. Trees are small,
 fixed by a seed, and written as plain numbers.
 """
 
@@ -54,14 +54,14 @@ def fit(learned_from: Sequence[Search], origin: dict[str, Any] | None = None) ->
         for candidate in search.estimates:
             problems.setdefault(scope_of(search.problem, candidate), set()).add(search.group)
     scopes = tuple(sorted(scope for scope, seen in problems.items() if len(seen) >= ENOUGH))
-    rows, targets, weights = [], [], []
+    rows, targets, shares = [], [], []
     for search in learned_from:
         best_us = min(search.times.values())
         for candidate, predicted in search.estimates.items():
             if scope_of(search.problem, candidate) in scopes:
                 rows.append(features(search.problem, candidate, predicted))
                 targets.append(log(search.times[candidate] / predicted.us))
-                weights.append(best_us / search.times[candidate])  # what matters is the top
+                shares.append(best_us / search.times[candidate])  # what matters is the top
     if len(archs) != 1 or not rows:
         raise RecordError(
             f"learning takes one architecture and {ENOUGH} problems of a kernel, got {len(rows)} times of "
@@ -72,7 +72,7 @@ def fit(learned_from: Sequence[Search], origin: dict[str, Any] | None = None) ->
     table = np.zeros((len(rows), len(names)), dtype=np.float32)
     for row, said in zip(table, rows, strict=True):
         row[[place[name] for name in said]] = list(said.values())
-    model = GradientBoostingRegressor(**TREES).fit(table, targets, sample_weight=weights)
+    model = GradientBoostingRegressor(**TREES).fit(table, targets, sample_weight=shares)
     rate = TREES["learning_rate"]
     return Residual(
         arch=archs.pop(),
@@ -98,39 +98,39 @@ def _tree(grown: Any, node: int, rate: float) -> Tree:
     )
 
 
-def held_out(found: Sequence[Search]) -> list[Residual | None]:
+def held_out(measured: Sequence[Search]) -> list[Residual | None]:
     """For each search a residual that was learned from others of its architecture; None where these were not enough.
 
     Raises:
         MissingPackageError: scikit-learn is not installed.
     """
-    groups = list(dict.fromkeys(search.group for search in found))
+    groups = list(dict.fromkeys(search.group for search in measured))
     random.Random(0).shuffle(groups)
     folds = {group: number % FOLDS for number, group in enumerate(groups)}
-    keys = [(search.policy.name, folds[search.group]) for search in found]
+    keys = [(search.policy.name, folds[search.group]) for search in measured]
     residuals = {
         (arch, fold): _fit_of(
-            [s for s in found if s.policy.name == arch and folds[s.group] != fold]
+            [s for s in measured if s.policy.name == arch and folds[s.group] != fold]
         )
         for arch, fold in set(keys)
     }
     return [residuals[key] for key in keys]
 
 
-def _fit_of(found: Sequence[Search]) -> Residual | None:
+def _fit_of(measured: Sequence[Search]) -> Residual | None:
     try:
-        return fit(found)
+        return fit(measured)
     except RecordError:
         return None
 
 
-def judged(found: Sequence[Search]) -> tuple[list[Card], list[Card]]:
+def compared(measured: Sequence[Search]) -> tuple[list[Card], list[Card]]:
     """Cards of the analytic model, and of residuals on problems that they were not learned from.
 
     Raises:
         MissingPackageError: scikit-learn is not installed.
     """
-    return cards(found), cards(found, held_out(found))
+    return cards(measured), cards(measured, held_out(measured))
 
 
 def helps(analytic: Card, learned: Card) -> bool:

@@ -1,4 +1,4 @@
-"""How well the cost model predicts: held against measured searches, and what that says of its first picks."""
+"""Model cards: the cost model's predictions held against measured searches, and what that says of its first picks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Search:
 
     @property
     def group(self) -> Problem:
-        """What is left out together."""
+        """The problem that it is left out with."""
         return replace(self.problem, deterministic=False)
 
     def regret(self, residual: Residual | None = None) -> Regret:
@@ -185,7 +185,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """How a model does on some searches.
+    """The figures of a model on some searches.
 
     Attributes:
         name: of what they share: architecture, operation and direction; or ``all``.
@@ -218,17 +218,17 @@ class Card:
 
 
 def cards(
-    found: Sequence[Search], residuals: Sequence[Residual | None] | None = None
+    measured: Sequence[Search], residuals: Sequence[Residual | None] | None = None
 ) -> list[Card]:
     """The card of all searches, and one for each architecture, operation and direction.
 
     Args:
-        found: the searches.
-        residuals: of each search, the one that judges it; by default the analytic model does.
+        measured: the searches.
+        residuals: of each search, the one that used it; by default the analytic model does.
     """
-    judges = [None] * len(found) if residuals is None else residuals
+    used = [None] * len(measured) if residuals is None else residuals
     groups: dict[str, list[tuple[Search, Residual | None]]] = {}
-    for search, residual in zip(found, judges, strict=True):
+    for search, residual in zip(measured, used, strict=True):
         problem = search.problem
         scope = f"{search.policy.name} {problem.op} {problem.direction}"
         for name in ("all", scope):
