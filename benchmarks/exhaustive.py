@@ -206,3 +206,7 @@ def sample(
         if candidate not in chosen:
             chosen.append(candidate)
     return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())
