@@ -27,6 +27,7 @@ from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.errors import NoCandidateError
 from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.tuning.class_pools import ClassKey, class_of
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
@@ -126,9 +127,12 @@ def measured(
         classes.setdefault(class_of(problem), []).append(problem)
     for key, problems in classes.items():
         pool = list(dict.fromkeys(chain.from_iterable(samples[problem] for problem in problems)))
-        yield search(
-            problems, policy, pipeline, records, pool_of={key: pool}, seconds=seconds, say=say
-        )
+        try:
+            yield search(
+                problems, policy, pipeline, records, pool_of={key: pool}, seconds=seconds, say=say
+            )
+        except NoCandidateError as error:  # the other classes have theirs
+            say(str(error))
 
 
 def write(path: Path, records: Iterable[TuningRecord]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner.arch import H100
+from attention_autotuner.core.outcome import Ok, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning.model_card import times_of
@@ -92,7 +93,14 @@ def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> Non
 def test_searches_are_written_class_by_class_and_read_back(tmp_path: Path) -> None:
     problems = (SHORT, WIDE, replace(SHORT, causal=True))
     samples = {problem: sample_of(problem, BENCHED, 21, 0) for problem in problems}
-    pipeline = FakePipeline(time_us=lambda problem, name: 100.0 + len(name))
+    broken = replace(
+        SHORT, dim_qk=32, dim_v=32
+    )  # nothing of its class is right: the others are measured
+    samples[broken] = sample_of(broken, BENCHED, 21, 0)
+    pipeline = FakePipeline(
+        time_us=lambda problem, name: 100.0 + len(name),
+        check=lambda name: Wrong(reason="off") if "d32x32" in name else Ok(),
+    )
     records = RecordStore(tmp_path / "records")
     collected = []
     lines: list[str] = []
@@ -108,6 +116,7 @@ def test_searches_are_written_class_by_class_and_read_back(tmp_path: Path) -> No
         problems[2],
         problems[1],
     ]
+    assert any("off" in line for line in lines)
     raced = {problem: set(names) for problem, names in pipeline.raced}
     assert raced[problems[0]] == raced[problems[2]] >= {c.name for c in samples[problems[2]]}
     assert all(set(times_of(r)) == {e.candidate for e in r.entries} for r in kept)
