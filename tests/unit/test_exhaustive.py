@@ -93,10 +93,10 @@ def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> Non
 def test_searches_are_written_class_by_class_and_read_back(tmp_path: Path) -> None:
     problems = (SHORT, WIDE, replace(SHORT, causal=True))
     samples = {problem: sample_of(problem, BENCHED, 21, 0) for problem in problems}
-    broken = replace(
+    failing = replace(
         SHORT, dim_qk=32, dim_v=32
     )  # nothing of its class is right: the others are measured
-    samples[broken] = sample_of(broken, BENCHED, 21, 0)
+    samples[failing] = sample_of(failing, BENCHED, 21, 0)
     pipeline = FakePipeline(
         time_us=lambda problem, name: 100.0 + len(name),
         check=lambda name: Wrong(reason="off") if "d32x32" in name else Ok(),
