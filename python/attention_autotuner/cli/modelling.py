@@ -103,7 +103,7 @@ def print_model_card(files: Sequence[Path], *, as_json: bool) -> int:
 
 def print_cards(title: str, shown: Sequence[Card]) -> None:
     """Print a table of cards: regret after so many builds, of the default, and predicted over measured."""
-    print_table(title, HEADINGS, [_row(card) for card in shown])
+    print_table(title, HEADINGS, [_row(card) for card in shown], spare=("times", "3", "10", "rank"))
 
 
 def _row(card: Card) -> list[Any]:
