@@ -1,26 +1,150 @@
-"""Exhaustive measurement, and what the model's first picks lose against it.
+"""Exhaustive measurement: what the cost model is held against, and learns from.
 
-*Exhaustive* is every legal candidate, or a sample of :data:`SAMPLE` fixed by a seed, stratified over block_m, block_n,
-warps and stages. The sample of a head-dim class does not depend on the problem, so problems of one class share their
-builds; each problem adds the model's own first picks.
+    python -m benchmarks.exhaustive --output searches.jsonl.gz      # needs a GPU
+    python -m benchmarks.exhaustive --build-only                    # fills the kernel cache, no GPU needed
+    attention-autotuner report --model-card searches.jsonl.gz
+
+*Exhaustive* is every legal candidate, or a sample of so many fixed by a seed, stratified over block_m, block_n, warps
+and stages of each kernel in turn. The sample of a head-dim class does not depend on the problem, so problems of one
+class share their builds; each problem adds the model's own first picks. Every kernel is verified on small shapes before
+it is timed. The file is written after each class, so that a run that is cut off keeps what it had; one that is there is
+added to, and its problems are not measured again.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
-import statistics
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from pathlib import Path
 
+from attention_autotuner import settings as settings_module
+from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.errors import NoCandidateError
 from attention_autotuner.kernels.registry import kernel_of
+from attention_autotuner.tuning.class_pools import ClassKey, class_of
+from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
+from attention_autotuner.tuning.ranking import ranked
+from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.shortlist import Ranked, shortlist
+from attention_autotuner.tuning.stages import built_of
+
+from .results import write_text
+from .search import Say, search
+from .suites import shape
 
 SAMPLE = 96
 FIRST = 10  # of the model's own picks that are inside every sample
-PICKS = (1, 3, 5, 8, 10)
+
+_LONG, _SHORT = "b4 h16 s4096 d128", "b16 h16 s1024 d128 causal"
+_CAUSAL_64, _MANY_64 = "b8 h32 s2048 d64 causal", "b32 h32 s512 d64"
+_WIDE, _MASKED, _DECAYED = "b4 h8 s4096 d256", "b8 h16 s2048 d128", "b8 h16 s4096 d128 causal"
+PROBLEMS = (
+    *(shape(text, direction="backward") for text in (_LONG, _SHORT, _CAUSAL_64, _MANY_64, _WIDE)),
+    shape(_LONG, direction="backward", deterministic=True),
+    *(shape(text) for text in (_LONG, _SHORT, _CAUSAL_64, _MANY_64, _WIDE)),
+    shape(_DECAYED, op="retention"),
+    shape(_DECAYED, op="retention", direction="backward"),
+    shape(_MASKED, op="retnet", mask="explicit"),
+    shape(_MASKED, op="retnet", mask="explicit", direction="backward"),
+)
+"""The lengths and widths of the suites, both ways, all families and operations; those of a class are neighbours."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build every sample in one batch, then verify and race class by class."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--device-type", help="a policy's name; the present GPU's by default")
+    parser.add_argument("--cache-dir", type=Path, help="kernels and records; the setting's")
+    parser.add_argument("--jobs", type=int, help="compilations at once")
+    parser.add_argument("--size", type=int, default=SAMPLE, help="candidates per problem")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of rounds per problem")
+    parser.add_argument("--only", nargs="*", default=[], help="words of a problem's description")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("searches.jsonl.gz"))
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - start:5.0f} s] {line}", file=sys.stderr, flush=True)
+
+    def progress(done: int, total: int, name: str, seconds: float) -> None:
+        if done % 16 == 0 or done == total:
+            say(f"built {done}/{total}: {name}")
+
+    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with settings_module.override(**changes) as settings:
+        policy = resolve(options.device_type)
+        known = list(evidence(options.output).values())
+        done = {record.measured_problem for record in known}
+        words = set(options.only)
+        samples = {
+            problem: sample_of(problem, policy, options.size, options.seed)
+            for problem in PROBLEMS
+            if problem not in done and words <= set(problem.describe().split())
+        }
+        pipeline = LocalPipeline(policy, settings)
+        built_of(chain.from_iterable(samples.values()), pipeline, progress)
+        if options.build_only:
+            return 0
+        if not pipeline.can_measure():
+            say("no GPU here: nothing can be measured")
+            return 1
+        records = RecordStore(settings.cache_dir / "records")
+        for searched in measured(samples, policy, pipeline, records, options.seconds, say):
+            known += searched
+            write(options.output, known)
+    return 0
+
+
+def sample_of(problem: Problem, policy: Policy, size: int, seed: int) -> list[Candidate]:
+    """The candidates that are measured for a problem."""
+    return sample(ranked(problem, policy), policy.default(problem), size=size, seed=seed)
+
+
+def measured(
+    samples: Mapping[Problem, Sequence[Candidate]],
+    policy: Policy,
+    pipeline: Pipeline,
+    records: RecordStore,
+    seconds: float,
+    say: Say,
+) -> Iterator[list[TuningRecord]]:
+    """The records of each head-dim class: every problem of one races the samples of all of them."""
+    classes: dict[ClassKey, list[Problem]] = {}
+    for problem in samples:
+        classes.setdefault(class_of(problem), []).append(problem)
+    for key, problems in classes.items():
+        pool = list(dict.fromkeys(chain.from_iterable(samples[problem] for problem in problems)))
+        try:
+            yield search(
+                problems, policy, pipeline, records, pool_of={key: pool}, seconds=seconds, say=say
+            )
+        except NoCandidateError as error:  # the other classes have theirs
+            say(str(error))
+
+
+def write(path: Path, records: Iterable[TuningRecord]) -> None:
+    """Write records as lines that :func:`.shipping.evidence` reads, without the proofs and names of logs."""
+    lines = []
+    for record in records:
+        entries = (replace(e, outcome=replace(e.outcome, log="")) for e in record.entries)
+        text = replace(record, entries=tuple(entries)).to_json()
+        for entry in text["entries"]:
+            entry["outcome"].pop("proof", None)
+        lines.append(json.dumps(text, separators=(",", ":")) + "\n")
+    write_text(path, "".join(lines))
 
 
 def stratum_of(candidate: Candidate) -> tuple[object, ...]:
@@ -29,11 +153,19 @@ def stratum_of(candidate: Candidate) -> tuple[object, ...]:
 
 
 def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate]:
-    """All candidates in an order whose every prefix is spread over the strata, the same for the same seed."""
-    strata: dict[tuple[object, ...], list[Candidate]] = {}
+    """All candidates, those of each kernel in turn; every prefix is spread over the strata, the same for a seed."""
+    kernels: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda c: c.name):
+        kernels.setdefault(candidate.kernel, []).append(candidate)
+    in_turn = zip_longest(*(_spread(members, random.Random(seed)) for members in kernels.values()))
+    yield from (candidate for turn in in_turn for candidate in turn if candidate is not None)
+
+
+def _spread(candidates: Sequence[Candidate], source: random.Random) -> Iterator[Candidate]:
+    """A kernel's candidates, one of each stratum before the second of any."""
+    strata: dict[tuple[object, ...], list[Candidate]] = {}
+    for candidate in candidates:
         strata.setdefault(stratum_of(candidate), []).append(candidate)
-    source = random.Random(seed)
     groups = list(strata.values())
     for group in groups:
         source.shuffle(group)
@@ -80,63 +212,5 @@ def sample(
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class Regret:
-    """The loss of the model's first picks on one problem.
-
-    Attributes:
-        best: name of the fastest candidate measured.
-        ranked: picks -> best time among that many first of the ranking over the best of all; 1.0 loses nothing.
-        shortlisted: the same for the list that a search would build, without the default.
-        default: the policy's default over the best.
-        correlation: Spearman's, between predicted and measured times.
-    """
-
-    best: str
-    ranked: dict[int, float]
-    shortlisted: dict[int, float]
-    default: float
-    correlation: float
-
-
-def regret(ranked: Sequence[Ranked], default: Candidate, ratios: Mapping[str, float]) -> Regret:
-    """Hold the model's order against measured times.
-
-    Args:
-        ranked: all legal candidates, best first by the model.
-        default: the policy's own.
-        ratios: candidate name -> measured time over the best one's; candidates that failed are missing.
-
-    Raises:
-        ValueError: nothing was measured.
-    """
-    if not ratios:
-        raise ValueError("nothing was measured")
-    fastest = min(ratios.values())
-    listed = [pair for pair in shortlist(ranked, default, max(PICKS)) if pair[0] != default]
-    measured = [
-        (candidate.name, estimate.us) for candidate, estimate in ranked if candidate.name in ratios
-    ]
-    return Regret(
-        best=min(ratios, key=lambda name: (ratios[name], name)),
-        ranked={k: _best_of(ranked[:k], ratios) / fastest for k in PICKS},
-        shortlisted={k: _best_of(listed[:k], ratios) / fastest for k in PICKS},
-        default=ratios.get(default.name, inf) / fastest,
-        correlation=correlation([us for _, us in measured], [ratios[name] for name, _ in measured]),
-    )
-
-
-def correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation, equal values at their mean rank; 0 when a side is constant."""
-    if len(set(first)) < 2 or len(set(second)) < 2:
-        return 0.0
-    return statistics.correlation(_ranks(first), _ranks(second))
-
-
-def _best_of(pairs: Sequence[Ranked], ratios: Mapping[str, float]) -> float:
-    return min((ratios.get(candidate.name, inf) for candidate, _ in pairs), default=inf)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [(bisect_left(ordered, v) + bisect_right(ordered, v) - 1) / 2 for v in values]
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import partial
 from math import isfinite
+from pathlib import Path
 
 import pytest
 
+from attention_autotuner import templates
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.cost import SECTION_BYTES
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass, ChunksKnobs
 from attention_autotuner.kernels.cost_model import Estimate, refine
 from attention_autotuner.kernels.registry import KERNELS
@@ -35,7 +39,7 @@ KERNELS_OF = {
     "score_": {"scores_forward_sm80", "scores_backward_sm80"},
     "attention_sm90_": {"attention_forward_sm90"},
     "gradient_sm90_": {"attention_backward_sm90"},
-    "wgmma_": {"scores_backward_sm90", "attention_forward_sm90"},
+    "wgmma_": {"scores_backward_sm90"},
     "chunk_sm90_": CHUNKS_SM90,
     "chunk_": CHUNKS,
     "recurrent_": {"recurrent_sm80"},
@@ -49,6 +53,7 @@ PROBLEMS = (
     Problem(op="retnet", mask="explicit"),
     Problem(op="retnet", mask="decay", causal=True),
     Problem(direction="backward"),
+    Problem(direction="backward", causal=True, deterministic=True),
     Problem(op="retnet", mask="explicit", direction="backward"),
     RETENTION,
     replace(RETENTION, alignment_bytes=2, dim_qk=256, dim_v=256),
@@ -174,3 +179,10 @@ def test_calibration_reaches_the_constants_of_every_kernel(
     calibrated = calibrate(samples, FITTED, bounds={name: BOUNDS[name]})
     assert loss(samples, calibrated) < 0.01 * loss(samples, FITTED)
     assert getattr(calibrated, name) == pytest.approx(value, rel=0.1)
+
+
+def test_sections_of_the_backward_are_those_of_its_entry() -> None:
+    folder = Path(templates.__file__).parent / "include/attention_autotuner/attention_backward_sm90"
+    entry = folder.joinpath("entry.cuh").read_text(encoding="utf-8")
+    (said,) = re.findall(r"kSectionBytes = (\S+);", entry)
+    assert float(said) == SECTION_BYTES

@@ -28,7 +28,7 @@ from attention_autotuner.kernels.shared.schedule import (
     makespan,
     tiles_of,
 )
-from benchmarks.exhaustive import correlation
+from attention_autotuner.tuning.model_card import correlation
 from tests.candidates import forward
 from tests.compiler_reports import compiler_report
 from tests.recorded_searches import BY_HAND, Log, read_logs

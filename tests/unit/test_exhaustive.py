@@ -1,24 +1,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
-from statistics import geometric_mean
+from pathlib import Path
 
 import pytest
 
 from attention_autotuner.arch import H100
+from attention_autotuner.core.outcome import Ok, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import rank
+from attention_autotuner.tuning.model_card import times_of
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.shortlist import shortlist
 from benchmarks.exhaustive import (
     FIRST,
     SAMPLE,
-    correlation,
-    regret,
+    measured,
     sample,
+    sample_of,
     stratified,
     stratum_of,
+    write,
 )
+from benchmarks.exhaustive import PROBLEMS as PROBLEMS_MEASURED
+from tests.fake_benchmark import POLICY as BENCHED
+from tests.fake_benchmark import SHORT, WIDE, FakePipeline
 
 POLICY = H100()
 SM80 = POLICY.on((8, 0))
@@ -64,39 +71,6 @@ def test_stratified_order_is_a_permutation() -> None:
     )
 
 
-def test_a_perfect_model_has_no_regret() -> None:
-    ratios = {candidate.name: estimate.us / RANKED[0][0][1].us for candidate, estimate in RANKED[0]}
-    estimate = regret(RANKED[0], DEFAULTS[0], ratios)
-    assert estimate.best in {
-        candidate.name for candidate, e in RANKED[0] if e.us == RANKED[0][0][1].us
-    }
-    assert set(estimate.ranked.values()) == {1.0}
-    assert estimate.correlation == pytest.approx(1.0)
-
-
-def test_regret_is_the_loss_of_the_first_picks() -> None:
-    ranked = [pair for pair in RANKED[0] if pair[0] != DEFAULTS[0]]
-    names = [candidate.name for candidate, _ in ranked]
-    ratios = {names[0]: 1.2, names[2]: 1.1, names[7]: 1.0, DEFAULTS[0].name: 1.3}
-    result = regret(ranked, DEFAULTS[0], ratios)
-    assert result.ranked[1] == pytest.approx(1.2)
-    assert result.ranked[3] == result.ranked[5] == pytest.approx(1.1)
-    assert result.ranked[8] == 1.0
-    assert result.default == pytest.approx(1.3)
-    assert result.best == names[7]
-    with pytest.raises(ValueError, match="nothing was measured"):
-        regret(RANKED[0], DEFAULTS[0], {})
-
-
-def test_correlation_and_mean() -> None:
-    assert correlation([1, 2, 3], [10, 20, 30]) == pytest.approx(1.0)
-    assert correlation([1, 2, 3], [30, 20, 10]) == pytest.approx(-1.0)
-    assert correlation([1, 1, 1], [1, 2, 3]) == 0.0
-    assert correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(0.9487, abs=1e-4)
-    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
-    assert geometric_mean([1.0, inf]) == inf
-
-
 def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> None:
     problem = replace(PROBLEMS[0], direction="backward")
     ranked = rank(problem, SM80.legal(problem), SM80.spec)
@@ -114,3 +88,45 @@ def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> Non
     assert len({stratum_of(replace(candidate, knobs=knobs)) for knobs in order}) == 1
     wider = replace(candidate.knobs, keys=replace(candidate.knobs.keys, num_stages=9))
     assert stratum_of(replace(candidate, knobs=wider)) != stratum_of(candidate)
+
+
+def test_searches_are_written_class_by_class_and_read_back(tmp_path: Path) -> None:
+    problems = (SHORT, WIDE, replace(SHORT, causal=True))
+    samples = {problem: sample_of(problem, BENCHED, 21, 0) for problem in problems}
+    failing = replace(
+        SHORT, dim_qk=32, dim_v=32
+    )  # nothing of its class is right: the others are measured
+    samples[failing] = sample_of(failing, BENCHED, 21, 0)
+    pipeline = FakePipeline(
+        time_us=lambda problem, name: 100.0 + len(name),
+        check=lambda name: Wrong(reason="off") if "d32x32" in name else Ok(),
+    )
+    records = RecordStore(tmp_path / "records")
+    collected = []
+    lines: list[str] = []
+    for searched in measured(samples, BENCHED, pipeline, records, 0.1, lines.append):
+        collected += searched
+        write(tmp_path / "searches.jsonl.gz", collected)
+        kept = list(evidence(tmp_path / "searches.jsonl.gz").values())
+        assert [record.measured_problem for record in kept] == [
+            record.measured_problem for record in collected
+        ]
+    assert [record.measured_problem for record in collected] == [
+        problems[0],
+        problems[2],
+        problems[1],
+    ]
+    assert any("off" in line for line in lines)
+    raced = {problem: set(names) for problem, names in pipeline.raced}
+    assert raced[problems[0]] == raced[problems[2]] >= {c.name for c in samples[problems[2]]}
+    assert all(set(times_of(r)) == {e.candidate for e in r.entries} for r in kept)
+    assert all(entry.proof is None for record in kept for entry in record.entries)
+
+
+def test_problems_that_are_measured_cover_both_ways_of_every_operation() -> None:
+    assert len(PROBLEMS_MEASURED) >= 10
+    assert {(p.op, p.direction) for p in PROBLEMS_MEASURED} == {
+        (op, direction)
+        for op in ("attention", "retnet", "retention")
+        for direction in ("forward", "backward")
+    }

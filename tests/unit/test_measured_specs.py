@@ -16,18 +16,16 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.measured_specs import MeasuredSpec, parse, read
 from attention_autotuner.arch.probe import properties_from_json
 from attention_autotuner.arch.spec import ArchSpec
-from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.identity import slug
-from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArchSpecError
+from attention_autotuner.tuning.model_card import Regret, Search
+from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.spec_measuring import measured_spec
-from benchmarks import cost_model_regret
-from benchmarks.exhaustive import Regret
 from tests.devices import H200, RTX3090
 from tests.fake_machine import ENVIRONMENT, PEAKS
 
 SOURCES = {item.name: "somewhere" for item in fields(ArchSpec)}
-RUN = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/cost_model_regret.json.gz"
+SEARCHES = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/searches_sm80.jsonl.gz"
 SHIPPED = sorted(Path(measured_specs.__file__).with_name("measured").glob("*.json"))
 
 
@@ -215,12 +213,7 @@ def test_damaged_properties_are_named(change: dict[str, Any], said: str) -> None
 
 def regrets(spec: ArchSpec) -> list[Regret]:
     """The loss of the model on the exhaustive runs of the H200 under a spec."""
-    run = json.loads(read_text(RUN))
-    policy = H100(spec)
-    return [
-        cost_model_regret.regret_of(policy, Problem(**document["problem"]), document)
-        for document in run["problems"]
-    ]
+    return [Search.of(record, H100(spec)).regret() for record in evidence(SEARCHES).values()]
 
 
 def mean(losses: list[Regret], picks: int) -> float:
@@ -228,8 +221,7 @@ def mean(losses: list[Regret], picks: int) -> float:
 
 
 def test_measured_numbers_do_not_mislead_the_cost_model() -> None:
-    run = json.loads(read_text(RUN))
-    before = regrets(cost_model_regret.spec_from(run["spec"]))
+    before = regrets(H200_SPEC)
     policy = H100(H200_SPEC)
     specs = [measured_spec(policy, H200, PEAKS, ENVIRONMENT).spec]
     specs += [read(path).spec for path in SHIPPED if path.stem == "nvidia-h200"]

@@ -264,7 +264,8 @@ def test_without_a_gpu_it_ends_after_the_build_and_writes_no_record(records: Rec
     assert records.count() == 0
     times = [row.estimate.us for row in result.rows]
     assert times == sorted(times)
-    assert result.pick == result.rows[0].candidate
+    # Nothing is predicted to be clearly faster than the default.
+    assert result.rows[0].candidate != result.pick == DEFAULT
 
 
 def test_effort_none_builds_nothing(records: RecordStore) -> None:

@@ -25,6 +25,7 @@ from . import (  # noqa: F401  # they name the commands
     exporting,
     inspecting,
     making,
+    modelling,
     proving,
     recording,
     reporting,
@@ -36,8 +37,12 @@ from .status import FAILED, INTERRUPTED
 
 PROGRAM = "attention-autotuner"
 # In the list of commands; a group has a command for each of its actions.
-ORDER = "candidates render build tune bucket warmup export why report cache records doctor bring-up"
+ORDER = "candidates render build tune bucket warmup export why report model cache records doctor bring-up"
 GROUPS = {
+    "model": (
+        "learn from measured searches",
+        "Teach the cost model what measured searches say.",
+    ),
     "cache": (
         "list, remove, verify or clean up built kernels and records",
         "Tend the folder of built kernels and tuning records.",

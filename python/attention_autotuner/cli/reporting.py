@@ -23,21 +23,29 @@ from ..tuning.timeline import Course, Timeline, timeline_of
 from ..tuning.why import Explanation, explain
 from .console import microseconds, print_json, print_line
 from .inspecting import source_of
+from .modelling import print_model_card
 from .names import short_names
 from .options import add_problem, command, option, policy_of, problem_of
 
 SIDE, MARGIN = 340.0, 44.0  # of the chart and of what surrounds it, in its own units
 NICE = (1, 2, 5)  # leading digits of ticks
-add_page = option("--output", type=Path, required=True, metavar="FILE", help="the page to write")
+add_page = option("--output", type=Path, metavar="FILE", help="the page to write")
+CARD = "how well the cost model does on searches: of your own records, or of files with one a line"
+add_card = option("--model-card", type=Path, nargs="*", metavar="FILE", help=CARD)
 
 
-@command("report", add_problem, add_page)
+@command("report", add_problem, add_page, add_card)
 def run_report(arguments: argparse.Namespace) -> int:
     """Write a page about a search: what was tried, predicted against measured, and why each lost.
 
     Write the search that serves a problem, your own or a shipped one, as one page of HTML with its charts inside: the
-    same record and journal give the same page. Needs no GPU.
+    same record and journal give the same page. With --model-card, print a table instead: the regret of the cost model's
+    first picks, its rank correlation and its error, by architecture, operation and direction. Needs no GPU.
     """
+    if arguments.model_card is not None:
+        return print_model_card(arguments.model_card, as_json=arguments.json)
+    if arguments.output is None:
+        arguments.usage_error("the following arguments are required: --output, or --model-card")
     problem, policy = problem_of(arguments), policy_of(arguments)
     hierarchy = CacheHierarchy(current())
     environment = hierarchy.environment_of(policy, collect())

@@ -12,10 +12,10 @@ from ..arch.policy import Policy
 from ..core.candidate import Candidate
 from ..core.modifications import PACKED, WINDOW
 from ..core.problem import NO_WINDOW, NOT_PACKED, Problem, of_shape
-from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
 from ..operations.registry import OPERATIONS
+from .ranking import ranked
 from .shortlist import Ranked, shortlist
 
 ClassKey = tuple[str, str, str, str, str, bool, tuple[str, ...], int, int, int, str]
@@ -51,14 +51,14 @@ def pools(
     wanted: dict[tuple[ClassKey, bool], list[list[Candidate]]] = {}
     for problem in problems:
         default = policy.default(problem)
-        ranked = rank(problem, policy.legal(problem), policy.spec)
+        offered = ranked(problem, policy)
         preferred = [
-            candidate for candidate, _ in shortlist(ranked, default, top_k) if candidate != default
+            candidate for candidate, _ in shortlist(offered, default, top_k) if candidate != default
         ]
         if problem.deterministic:
             # Each problem tries another one, after its own two best.
             place = len(wanted.get((class_of(problem), True), ())) % COMPANIONS
-            preferred[2:2] = other_companions(ranked)[place : place + 1]
+            preferred[2:2] = other_companions(offered)[place : place + 1]
         pool_of.setdefault(class_of(problem), {}).setdefault(default)
         wanted.setdefault((class_of(problem), problem.deterministic), []).append(preferred)
     for (key, _), lists in wanted.items():

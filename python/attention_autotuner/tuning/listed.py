@@ -11,7 +11,6 @@ from ..arch import Policy, resolve
 from ..core.candidate import Candidate
 from ..core.problem import Problem, bucket_seqlen
 from ..errors import UnsupportedArchitectureError
-from ..kernels.cost_model import rank
 from .arguments import settings_of
 from .bring_up import Machine
 from .journal import Journal
@@ -19,6 +18,7 @@ from .pipeline import LocalPipeline, Pipeline, running
 from .printing import printed
 from .progress import Listener, Progress
 from .racing import Timing
+from .ranking import ranked
 from .records import JOURNALS, RecordStore
 from .result import finite
 from .shortlist import shortlist
@@ -129,8 +129,8 @@ def bucket_cost(
     engine = _engine(device_type, None, pipeline, settings_of(top_k), listener)
     policy, pools = engine.policy, dict[Problem, dict[Candidate, None]]()
     for at in (_at(problem, share) for share in SHARES):
-        ranked = rank(at, policy.legal(at), policy.spec)
-        chosen = shortlist(ranked, policy.default(at), top_k)
+        offered = ranked(at, policy)
+        chosen = shortlist(offered, policy.default(at), top_k)
         pools[at] = dict.fromkeys([pick, *(candidate for candidate, _ in chosen)])
     candidates = dict.fromkeys(candidate for pool in pools.values() for candidate in pool)
     built = built_of(candidates, engine.pipeline, engine.on_built)

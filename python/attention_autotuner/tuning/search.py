@@ -22,13 +22,13 @@ from ..core.candidate import Candidate
 from ..core.outcome import Infeasible, Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import LeaseError
-from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
 from .arguments import problem_of, settings_of
 from .distributed import SAME_ON_ALL_RANKS, SharedSearch
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import print_ranking, printed
 from .progress import Listener, Progress
+from .ranking import learned, order, ranked
 from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
 from .result import (
@@ -156,12 +156,14 @@ class _Search(Engine):
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
         """The whole search."""
         self.default = self.policy.default(self.problem)
-        ranked = rank(self.problem, self.policy.legal(self.problem), self.policy.spec)
-        best_us = ranked[0][1].us
-        self.progress.tell("rank", len(ranked), len(ranked), f"{len(ranked)} candidates", best_us)
-        chosen = ranked
+        offered = ranked(self.problem, self.policy)
+        best_us = min(expected.us for _, expected in offered)
+        self.progress.tell(
+            "rank", len(offered), len(offered), f"{len(offered)} candidates", best_us
+        )
+        chosen = offered
         if self.settings.effort != "full":
-            chosen = shortlist(ranked, self.default, top_k)
+            chosen = shortlist(offered, self.default, top_k)
         rows = [Row(candidate=c, estimate=e, outcome=Ok()) for c, e in chosen]
         if self.settings.effort == "none":
             return self._predicted(rows)
@@ -355,8 +357,10 @@ class _Search(Engine):
 
     def _predicted(self, rows: list[Row]) -> TuneResult:
         """The model's ranking; the default serves where an interrupted search knows nothing of the rest."""
-        good = [row for row in rows if row.outcome.ok]
-        pick = self.default if self.interrupted or not good else good[0].candidate
+        good = [(row.candidate, row.estimate) for row in rows if row.outcome.ok]
+        pick = self.default
+        if good and not self.interrupted:
+            pick = order(self.problem, self.policy, good, learned(self.policy))[0][0]
         return self._result("predicted", pick, rows)
 
     def _recorded(self, known: TuningRecord, rows: list[Row]) -> TuneResult:

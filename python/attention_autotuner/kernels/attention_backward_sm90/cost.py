@@ -24,6 +24,9 @@ HIDDEN_SHARES = {
 }
 
 
+SECTION_BYTES = 24e6  # kSectionBytes of the entry
+
+
 def predict(
     problem: Problem,
     candidate: Candidate,
@@ -37,11 +40,16 @@ def predict(
         _pass_time(problem, shape, spec, usage, fit)
         for shape, usage in zip(passes, usages, strict=True)
     ]
-    return in_sequence(launches, _auxiliary(problem, candidate, passes[0], spec), spec)
+    return in_sequence(launches, _auxiliary(problem, candidate, passes[0], spec, fit), spec)
 
 
 def step_clks(
-    shape: BackwardPassSm90Shape, spec: ArchSpec, fit: Coefficients, modified: float = 1.0
+    shape: BackwardPassSm90Shape,
+    spec: ArchSpec,
+    fit: Coefficients,
+    modified: float = 1.0,
+    *,
+    causal: bool = False,
 ) -> tuple[float, float]:
     """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them.
 
@@ -54,11 +62,19 @@ def step_clks(
     exposed += fit.gradient_sm90_step_clk + fit.gradient_sm90_load_clk * late_loads(shape)
     if shape.share is None:
         return mma, exposed
-    if shape.share.dq_add == "ordered":
+    exposed += fit.gradient_sm90_share_clk
+    if is_ordered(shape):
         exposed += fit.gradient_sm90_semaphore_clk
+        if causal:  # a block of keys has fewer steps, but waits at them for those before it
+            exposed = fit.gradient_sm90_causal_wait * (mma + exposed) - mma
     added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     # Sums leave beside everything else, at the rate of additions in L2.
     return mma, max(exposed, added / fit.gradient_sm90_sum_bytes_per_clk - mma)
+
+
+def is_ordered(shape: BackwardPassSm90Shape) -> bool:
+    """True where CTAs add to dQ in the order of their keys."""
+    return shape.share is not None and shape.share.dq_add == "ordered"
 
 
 def late_loads(shape: BackwardPassSm90Shape) -> int:
@@ -81,13 +97,23 @@ def _pass_time(
     if problem.packed:
         steps = tuple(sorted(steps, reverse=True))  # as they are listed
     heads = problem.heads_q if shape.by_queries else problem.heads_kv * splits
+    batch = problem.extents[0]
+    neighbours = batch * heads  # of a packed block, all
+    if not problem.packed:
+        neighbours = section_heads(problem, shape, batch * heads, group)
     tiles = TileList(
         steps=tuple(group * count for count in steps),
-        heads=problem.extents[0] * heads,
-        slices=1,
-        longest_first=whole.cta_order == "longest_first",
+        heads=batch * heads // neighbours,
+        slices=neighbours,
+        longest_first=False,
+        # CTAs that wait for each other keep even, whatever their shares are.
+        persistent=whole.persistent and not is_ordered(shape),
     )
-    mma, exposed = step_clks(shape, spec, fit, modified_softmax(problem))
+    modified = modified_softmax(problem)
+    mma, exposed = step_clks(shape, spec, fit, modified, causal=problem.causal)
+    block_clk = fit.gradient_sm90_tile_clk
+    if whole.persistent:
+        block_clk *= fit.gradient_sm90_next_share
     return predict_steps(
         tiles,
         spec,
@@ -96,7 +122,7 @@ def _pass_time(
         threads=shape.threads,
         mma_clk=mma,
         exposed_clk=exposed,
-        block_clk=fit.gradient_sm90_tile_clk,
+        block_clk=block_clk,
         moved_bytes=ELEMENT_BYTES * knobs.block_columns * (shape.depth + shape.columns),
         once=once_bytes(problem),
         overlap_loss=fit.gradient_sm90_overlap_loss,
@@ -104,8 +130,23 @@ def _pass_time(
     )
 
 
+def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, group: int) -> int:
+    """Heads of the batch that are neighbours in the list for a block of rows: the entry's rule of the same name."""
+    if knobs_of(shape.candidate).cta_order != "longest_first":
+        return 1
+    streamed = problem.seqlen_k if shape.by_queries else problem.seqlen_q * group
+    sums = SUM_BYTES * problem.dim_qk if shape.share is not None else 0
+    num_bytes = streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
+    most = min(heads, max(1, int(SECTION_BYTES / num_bytes)))
+    return next(section for section in range(most, 0, -1) if heads % section == 0)
+
+
 def _auxiliary(
-    problem: Problem, candidate: Candidate, first: BackwardPassSm90Shape, spec: ArchSpec
+    problem: Problem,
+    candidate: Candidate,
+    first: BackwardPassSm90Shape,
+    spec: ArchSpec,
+    fit: Coefficients,
 ) -> AuxiliaryWork:
     """The preprocess, which clears the sums of dQ, and the kernels that end dQ, dK and dV."""
     batch, rows_q, _ = problem.extents
@@ -118,4 +159,5 @@ def _auxiliary(
         moved.append(once * (2 * splits * SUM_BYTES + ELEMENT_BYTES))  # written, read, added up
     if sums:
         moved.append(sums + rows * problem.dim_qk * ELEMENT_BYTES)
+    moved = [round(num_bytes / fit.gradient_sm90_bandwidth) for num_bytes in moved]
     return AuxiliaryWork.through_memory(moved, spec)

@@ -28,14 +28,14 @@ def step_clks(
     columns = shape.candidate.padded_dim_qk + shape.value_columns
     mma = clk_of_mmas(scores * columns, spec) / fit.attention_sm90_rate
     if shape.masked:
-        softmax = fit.wgmma_score_clk * scores
+        softmax = fit.attention_sm90_mask_score_clk * scores
     else:
         softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
         softmax *= fit.attention_sm90_softmax_share * modified
         if not knobs.optimistic:
             softmax *= fit.attention_sm90_exact_share
-    if knobs.mainloop != "serial":
-        softmax *= fit.attention_sm90_overlap_share
+        if knobs.mainloop != "serial":
+            softmax *= fit.attention_sm90_overlap_share
     # The softmax of some warpgroups runs beside the MMAs of others.
     sharpness = fit.attention_sm90_sharpness
     both = (mma**sharpness + softmax**sharpness) ** (1 / sharpness)
@@ -43,8 +43,8 @@ def step_clks(
     if knobs.mainloop in ("strict", "overlap_flat"):
         step *= 1.5
     exposed = both - mma + step
-    if shape.masked and knobs.mask_stages == 1:
-        exposed += fit.attention_sm90_mask_clk
+    if shape.masked:
+        exposed += fit.attention_sm90_mask_clk * (2 if knobs.mask_stages == 1 else 1)
     return mma, exposed
 
 
