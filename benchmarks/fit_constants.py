@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import BOUNDS, FITTED, Coefficients
-from attention_autotuner.tuning.model_card import times_of
+from attention_autotuner.tuning.model_card import policy_of, times_of
 from attention_autotuner.tuning.shipping import evidence
 
 
@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Sample(
             group=f"{path.name} {record.measured_problem.describe()}",
             measured_us=us,
-            predict=partial(
-                _predicted_us, record.measured_problem, candidate, _policy(record.arch)
-            ),
+            predict=partial(_predicted_us, record.measured_problem, candidate, policy_of(record)),
         )
         for path in options.files
         for record in evidence(path).values()
@@ -58,10 +56,6 @@ def _predicted_us(
     problem: Problem, candidate: Candidate, policy: Policy, coefficients: Coefficients
 ) -> float:
     return estimate(problem, candidate, policy.spec, coefficients).us
-
-
-def _policy(arch: str) -> Policy:
-    return resolve(arch)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ LOGGER = logging.getLogger(__name__)
 
 REACH = 4.0  # times the best estimate: no correction brings what is slower to the top
 DOUBT = 0.2  # promised gains over the default that are no better than none, see docs/cost_model.md
-LEARNED_DOUBT = 0.05  # the same of corrected times
+LEARNED_DOUBT = 0.15  # the same of corrected times
 FOLDER = "models"  # under the cache folder
 SUFFIX = ".model.json"  # of those that come with the package
 
