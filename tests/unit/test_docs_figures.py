@@ -67,7 +67,7 @@ def score_modifications() -> Iterator[str]:
 
 def matmul() -> Iterator[str]:
     mean, least = shown("gemm", "cublas", "forward")
-    yield f"{mean} of cuBLAS in\ngeometric mean over 8 shapes, least {least},"
+    yield f"{mean} of cuBLAS in geometric mean over 8 shapes, least {least},"
 
 
 def bundles() -> Iterator[str]:
