@@ -12,8 +12,10 @@ from ..shared.sm90_tiles import ELEMENT_BYTES
 from .knobs import knobs_of
 from .resources import BLOCK_K, splits_of, workspace_bytes
 
-# Set by hand; a measured run has yet to fit them.
-MMA_SHARE = 0.72  # of the spec's rate, that a dense stream of MMAs keeps
+# Set by hand to the 80 times of eight problems on an H200 (benchmarks/results/nvidia-h200/records.jsonl.gz).
+MMA_SHARE = 0.85  # of the spec's rate, that a dense stream of MMAs keeps
+CLUSTER_LOSS = 1.35  # times the clocks of a step where two CTAs wait for each other's loads
+L2_GAIN = 1.7  # of tiles that neighbours load at the same time, over the spec's rate
 OVERLAP_LOSS = 0.05  # share of the lesser of computing and moving that adds to the greater
 STORED_BYTES_PER_CLK = 32  # of a tile that leaves
 DIRECT_SHARE = 1.5  # clocks of one that leaves from registers, over that
@@ -39,8 +41,10 @@ def predict(
     steps = -(-problem.dim_qk // BLOCK_K) / splits
     flops = 2 * knobs.block_m * knobs.block_n * BLOCK_K
     mma_clk = flops / (spec.wgmma_flops_per_clk_per_sm * MMA_SHARE)
+    if knobs.cluster > 1:
+        mma_clk *= CLUSTER_LOSS
     loaded = (knobs.block_m + knobs.block_n / knobs.cluster) * BLOCK_K * ELEMENT_BYTES
-    l2_clk = loaded * busy / spec.l2_bytes_per_clk
+    l2_clk = loaded * busy / (spec.l2_bytes_per_clk * L2_GAIN)
     tile_clk = TILE_CLK + ELEMENT_BYTES * knobs.block_m * knobs.block_n / STORED_BYTES_PER_CLK * (
         DIRECT_SHARE if knobs.output == "direct" or splits > 1 else 1
     )
