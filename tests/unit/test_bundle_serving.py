@@ -128,7 +128,8 @@ def test_kernels_of_other_sources_are_passed_over_with_one_line(
 ) -> None:
     monkeypatch.setattr(bundle_module, "__version__", "0.0.9")
     made = make_bundle(tmp_path, PICKS)
-    monkeypatch.setattr(installed, "kernel_digest", lambda kernel: "f" * 64)
+    for name, other in (("kernel_digest", lambda kernel: "f" * 64), ("present_tree", str)):
+        monkeypatch.setattr(installed, name, other)
     with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
         for _ in range(2):
             with pytest.raises(ToolchainError, match="has to be built first"):
