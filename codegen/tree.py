@@ -68,5 +68,8 @@ def _refuse(error: OSError) -> None:
 
 @remembered("codegen.tree")
 def present_tree() -> str | None:
-    """:func:`digest_of_tree` of this package, taken once."""
+    """:func:`digest_of_tree` of this package, taken once: a process keeps the kernels that it began with.
+
+    An edit made while it runs counts from the next process on, as it does for the Python files.
+    """
     return digest_of_tree()

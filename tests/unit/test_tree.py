@@ -14,11 +14,11 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import A100
-from attention_autotuner.codegen import installed, obtain, toolchain
+from attention_autotuner.codegen import bundle, installed, obtain, toolchain
 from attention_autotuner.codegen.bundle import INDEX, BundledPick
 from attention_autotuner.codegen.render import include_root, kernel_digest, render
 from attention_autotuner.codegen.source_digest import source_digest
-from attention_autotuner.codegen.tree import digest_of_tree, present_tree
+from attention_autotuner.codegen.tree import digest_of_tree
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.serving import runtime
@@ -59,7 +59,7 @@ def test_a_tree_that_changed_since_the_import_has_no_digest(tmp_path: Path) -> N
     assert digest_of_tree([tmp_path]) is None
     assert digest_of_tree([tmp_path], since_ns=later()) is not None
     assert digest_of_tree([tmp_path / "missing"], since_ns=later()) is None
-    assert present_tree() is not None
+    assert digest_of_tree(since_ns=later()) is not None
 
 
 @pytest.fixture
@@ -67,6 +67,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A bundle that the setting names, and a machine that has nothing else."""
     monkeypatch.setattr(installed, "packages", tuple)
     monkeypatch.setattr(toolchain, "driver_release", lambda: None)
+    for module, name in ((bundle, "digest_of_tree"), (installed, "present_tree")):
+        monkeypatch.setattr(module, name, lambda: digest_of_tree(since_ns=later()))
     made = make_bundle(tmp_path, [PICK])
     with (
         settings.override(cache_dir=tmp_path / "cache", bundle=made.root),
