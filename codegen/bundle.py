@@ -34,7 +34,9 @@ from . import entries
 from .artifact import Artifact, BuildTarget
 from .entries import DamagedError
 from .files import sync_folder, sync_tree
-from .render import abi_version
+from .render import abi_version, kernel_digest, render
+from .source_digest import source_digest
+from .tree import digest_of_tree
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class BundledKernel:
         toolchain: what compiled it.
         folder: its entry, laid out as in the store.
         library_sha256: of its library.
+        source_digest: see :mod:`.source_digest`; None where the bundle does not say.
     """
 
     candidate: Candidate
@@ -64,6 +67,7 @@ class BundledKernel:
     toolchain: Mapping[str, str]
     folder: Path
     library_sha256: str
+    source_digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,7 @@ class Bundle:
         package_version: of the package that made it.
         kernels: by number, as the index lists them.
         picks: in the order of the index.
+        tree: digest of what the kernels' sources were made from, see :mod:`.tree`; None where it is not known.
     """
 
     root: Path
@@ -114,6 +119,7 @@ class Bundle:
     package_version: str
     kernels: tuple[BundledKernel, ...]
     picks: tuple[BundledPick, ...]
+    tree: str | None = None
 
     @cached_property
     def by_source(self) -> Mapping[str, tuple[BundledKernel, ...]]:
@@ -122,6 +128,11 @@ class Bundle:
         for kernel in self.kernels:
             kernels[kernel.kernel_digest] = (*kernels.get(kernel.kernel_digest, ()), kernel)
         return kernels
+
+    @cached_property
+    def by_candidate(self) -> Mapping[Candidate, BundledKernel]:
+        """Kernels by what they were rendered from."""
+        return {kernel.candidate: kernel for kernel in self.kernels}
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -169,11 +180,14 @@ def open_bundle(root: Path) -> Bundle:
         kernels = tuple(_read_kernel(root, item) for item in data["kernels"])
         picks = tuple(_read_pick(item, kernels) for item in data["picks"])
         arch, version = str(data["arch"]), str(data["package_version"])
+        tree = data.get("tree")
     except BundleError:
         raise
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise BundleError(f"{root / INDEX} lacks or distorts a field: {error!r}") from error
-    return Bundle(root=root, arch=arch, package_version=version, kernels=kernels, picks=picks)
+    return Bundle(
+        root=root, arch=arch, package_version=version, kernels=kernels, picks=picks, tree=tree
+    )
 
 
 def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
@@ -187,6 +201,7 @@ def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
         toolchain=dict(data["toolchain"]),
         folder=folder,
         library_sha256=data["library_sha256"],
+        source_digest=data.get("source_digest"),
     )
 
 
@@ -244,6 +259,7 @@ def write_bundle(
             "build_arch": build_arch,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "environment": None if environment is None else dict(environment),
+            "tree": digest_of_tree(),
             "kernels": kernels,
             "picks": [pick.to_json(numbers[pick.candidate.compiled]) for pick in picks],
         }
@@ -279,6 +295,8 @@ def _copy(artifact: Artifact, candidate: Candidate, root: Path) -> dict[str, Any
         shutil.copyfile(source / name, folder / name)
     sync_tree(folder)
     record = entries.read_record(folder)
+    rendered = render(candidate)
+    is_present = kernel_digest(rendered) == artifact.kernel_digest
     return {
         "name": artifact.name,
         "library": (folder / entries.LIBRARY).relative_to(root).as_posix(),
@@ -286,6 +304,7 @@ def _copy(artifact: Artifact, candidate: Candidate, root: Path) -> dict[str, Any
         "library_bytes": record["library_bytes"],
         "digest": artifact.digest,
         "kernel_digest": artifact.kernel_digest,
+        "source_digest": source_digest(rendered) if is_present else None,
         "target": asdict(artifact.target),
         "toolchain": artifact.toolchain,
         "candidate": candidate.config,

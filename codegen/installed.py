@@ -14,13 +14,15 @@ from pathlib import Path
 
 from ..arch.probe import probe
 from ..arch.resolution import names, plain_name
+from ..core.candidate import Candidate
 from ..core.memo import Table, remembered
 from ..errors import BundleError, UnsupportedArchitectureError
 from ..settings import Settings
 from ..version import __version__
 from .artifact import Artifact, BuildTarget
-from .bundle import Bundle, open_bundle
-from .render import RenderedKernel, kernel_digest
+from .bundle import Bundle, BundledKernel, open_bundle
+from .render import kernel_digest, render
+from .tree import present_tree
 
 logger = logging.getLogger(__name__)
 
@@ -83,25 +85,55 @@ def present() -> tuple[str, ...]:
     return tuple(dict.fromkeys(gpus))
 
 
-def find(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
+def known_here(candidate: Candidate, settings: Settings) -> BundledKernel | None:
+    """The kernel of a bundle that was made from the very files of this package, where one has a candidate's.
+
+    Raises:
+        BundleError: see :func:`bundles`.
+    """
+    for bundle in bundles(settings):
+        kernel = bundle.by_candidate.get(candidate.compiled) if bundle.tree is not None else None
+        if (
+            kernel is not None
+            and kernel.source_digest is not None
+            and bundle.tree == present_tree()
+        ):
+            return kernel
+    return None
+
+
+def identity_of(candidate: Candidate, settings: Settings) -> str:
+    """The kernel digest of a candidate, taken from a bundle where one knows it.
+
+    Raises:
+        BundleError: see :func:`bundles`.
+    """
+    known = known_here(candidate, settings)
+    return kernel_digest(render(candidate)) if known is None else known.kernel_digest
+
+
+def find(
+    candidate: Candidate, identity: str, target: BuildTarget, settings: Settings
+) -> list[Artifact]:
     """A kernel's libraries in the bundles, those for the very target first.
 
     One for an older target serves too: its machine code within a major capability, its PTX beyond.
 
     Args:
-        kernel: its source must be the very same.
+        candidate: of the kernel.
+        identity: its kernel digest: its source must be the very same.
         target: the device's own.
         settings: that may name a bundle.
 
     Raises:
         BundleError: see :func:`bundles`.
     """
-    identity = kernel_digest(kernel)
     artifacts: list[Artifact] = []
+    name = candidate.compiled.name
     for bundle in bundles(settings):
         same = bundle.by_source.get(identity, ())
-        if not same and kernel.name in bundle.names:
-            _warn_of_stale(bundle, kernel.name)
+        if not same and name in bundle.names:
+            _warn_of_stale(bundle, name)
         readable = (bundle.read(entry) for entry in same if runs_on(entry.target, target))
         artifacts += filter(None, readable)
     return sorted(artifacts, key=lambda artifact: artifact.target.arch != target.arch)

@@ -16,7 +16,7 @@ from ..settings import Settings, current
 from . import installed
 from .artifact import Artifact, BuildTarget
 from .build import build
-from .render import RenderedKernel, render
+from .render import render
 from .store import default_store
 from .toolchain import driver_release, driver_runs, find_toolchain
 
@@ -41,18 +41,19 @@ def at_hand(
     """
     settings = settings or current()
     target = BuildTarget(arch=arch).of_family(candidate.family)
-    artifacts = _ready(render(candidate), target, settings)
+    artifacts = _ready(candidate, target, settings)
     return artifacts[0] if artifacts and artifacts[0].target.arch == target.arch else None
 
 
-def _ready(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
+def _ready(candidate: Candidate, target: BuildTarget, settings: Settings) -> list[Artifact]:
     """The libraries of a kernel in the store and the bundles that the driver runs; a failing store is passed over."""
+    identity = installed.identity_of(candidate, settings)
     try:
-        stored = default_store(settings).find(kernel, target)
+        stored = default_store(settings).find(candidate, identity, target)
     except StoreError as error:
         logger.warning("the kernel cache is passed over: %s", error)
         stored = []
-    built = stored + installed.find(kernel, target, settings)
+    built = stored + installed.find(candidate, identity, target, settings)
     usable = [artifact for artifact in built if driver_runs(artifact.toolchain)]
     if built and not usable:
         logger.warning(
@@ -112,7 +113,7 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
     try:
         toolchain = find_toolchain(settings)
     except ToolchainError as error:
-        artifacts = _ready(kernel, target, settings)
+        artifacts = _ready(candidate, target, settings)
         if not artifacts:
             raise ToolchainError(f"{candidate.name} has to be built first: {error}") from error
         return artifacts[0]

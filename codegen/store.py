@@ -33,6 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..core.candidate import Candidate
 from ..core.leases import Lease
 from ..core.outcome import Outcome, outcome_from_json
 from ..core.trust import check, file_sha256, harden, make_folder
@@ -42,7 +43,7 @@ from . import entries
 from .artifact import Artifact, BuildTarget, artifact_digest
 from .entries import DamagedError, Entry
 from .files import store_errors, sync_folder, sync_tree
-from .render import RenderedKernel, kernel_digest
+from .render import RenderedKernel
 from .toolchain import Toolchain
 
 logger = logging.getLogger(__name__)
@@ -102,20 +103,20 @@ class Store:
         check(self.root, folder)
         return Lease(folder / f"{entries.entry_name(name, digest)}.lease")
 
-    def find(self, kernel: RenderedKernel, target: BuildTarget) -> list[Artifact]:
-        """Artifacts of the very same kernel and target from any toolchain, the latest used first.
+    def find(self, candidate: Candidate, identity: str, target: BuildTarget) -> list[Artifact]:
+        """Artifacts of a candidate, of this kernel digest and target, from any toolchain, the latest used first.
 
         For machines without a compiler: what another compiler made of the same source still serves.
 
         Raises:
             StoreError: the folder exists and cannot be read.
         """
-        identity, target = kernel_digest(kernel), target.of_family(kernel.candidate.family)
+        name, target = candidate.compiled.name, target.of_family(candidate.family)
         folders = self.root / entries.FOLDERS["built"]
         with store_errors(folders):
             artifacts = [
                 (path.joinpath(entries.RECORD).stat().st_mtime, artifact)
-                for path in folders.glob(glob.escape(entries.entry_name(kernel.name, "")) + "*")
+                for path in folders.glob(glob.escape(entries.entry_name(name, "")) + "*")
                 if (artifact := self._open(path)) is not None
                 and artifact.kernel_digest == identity
                 and artifact.target == target

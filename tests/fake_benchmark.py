@@ -11,7 +11,7 @@ from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Ok, Outcome
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.tuning import class_pools
@@ -26,6 +26,7 @@ from benchmarks.search import search
 from benchmarks.session import Session
 from benchmarks.suites import Trial
 from tests.fake_pipeline import FakeBuilt
+from tests.record_entries import PROVEN
 
 SHORT = Problem(batch=2, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
 LONG = replace(SHORT, seqlen_q=4096, seqlen_k=4096, causal=True)
@@ -46,7 +47,7 @@ class FakePipeline:
     time_us: Callable[[Problem, str], float] = lambda problem, name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     report: Callable[[str], CompilerReport] = lambda name: parse_ptxas("")
-    check: Callable[[str], Outcome] = lambda name: Ok()
+    check: Callable[[str], Outcome] = lambda name: PROVEN
     interrupt: bool = False
     batches: list[list[str]] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)

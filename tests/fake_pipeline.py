@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.core.outcome import Ok, Outcome, Postponed
+from attention_autotuner.core.outcome import Outcome, Postponed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.core.report import CompilerReport
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import History, Race, Timing
+from tests.record_entries import PROVEN
 
 GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0")
 
@@ -54,7 +55,7 @@ class FakePipeline:
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     spills: Callable[[str], bool] = lambda name: False
     spilled_each_way: Callable[[str], int] = lambda name: 160
-    verify_outcome: Callable[[str], Outcome] = lambda name: Ok()
+    verify_outcome: Callable[[str], Outcome] = lambda name: PROVEN
     timing_outcome: Callable[[str], Outcome | None] = lambda name: None
     confirmed_ratio: float | Outcome | None = None
     interrupt_in: str = ""

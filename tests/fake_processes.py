@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.core.outcome import Ok, Outcome, Postponed, Wrong
+from attention_autotuner.core.outcome import Outcome, Postponed, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning import tune
@@ -20,6 +20,7 @@ from attention_autotuner.tuning.racing import History, Race, Timing
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
 from tests.fake_pipeline import FakeBuilt, FakePipeline, report
+from tests.record_entries import PROVEN
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
@@ -69,7 +70,7 @@ class SlowPipeline(FakePipeline):
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         self._step("verify", built.path.name)
-        return Wrong(reason="all zeros") if built.path.name == wrong() else Ok()
+        return Wrong(reason="all zeros") if built.path.name == wrong() else PROVEN
 
     def measure(
         self,

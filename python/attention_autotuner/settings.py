@@ -49,7 +49,7 @@ class Settings:
     budget_seconds: float | None = None
     always_tune: bool = False
     strict_versions: bool = False
-    strict_proof: bool = False
+    strict_proof: bool = True
     strict_kernels: bool = False
     strict_picks: bool = False
     untuned_log: Path | None = None
@@ -151,8 +151,8 @@ def _choice(variable: str, choices: Any, default: str, meaning: str) -> Setting:
     return Setting(variable, kind, allowed, default, meaning)
 
 
-def _switch(variable: str, meaning: str) -> Setting:
-    return Setting(variable, _BOOL, "1, true, yes, on, 0, false, no or off", "0", meaning)
+def _switch(variable: str, meaning: str, default: str = "0") -> Setting:
+    return Setting(variable, _BOOL, "1, true, yes, on, 0, false, no or off", default, meaning)
 
 
 TABLE: tuple[Setting, ...] = (
@@ -190,6 +190,7 @@ TABLE: tuple[Setting, ...] = (
     _switch(
         "STRICT_PROOF",
         "A measured pick of whose verification no proof was kept is a miss, not served with a mark.",
+        "1",
     ),
     _switch(
         "STRICT_KERNELS",

@@ -17,7 +17,7 @@ from attention_autotuner.arch.resolution import native_arch
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.entries import LOG
-from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.core.candidate import Candidate
@@ -136,7 +136,7 @@ def adopt(carried: Path, store: Store, target: BuildTarget, toolchain: Toolchain
     source, taken = Store(carried), 0
     for config in json.loads((carried / CARRIED).read_text(encoding="utf-8")):
         kernel = render(candidate_from_config(config))
-        artifacts = source.find(kernel, target)
+        artifacts = source.find(kernel.candidate, kernel_digest(kernel), target)
         if not artifacts:
             continue
         taken += 1

@@ -19,6 +19,7 @@ from attention_autotuner.codegen.bundle import INDEX, Bundle, BundledPick, open_
 from attention_autotuner.codegen.kernel_wheel import platform_tag, write_wheel
 from attention_autotuner.codegen.render import abi_version
 from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.tree import present_tree
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import BundleError
 from attention_autotuner.tuning.bundled import bundled_pick
@@ -57,6 +58,7 @@ def test_the_index_holds_what_other_readers_rely_on(bundle: Bundle) -> None:
         "arch": "A100",
         "build_arch": "80",
         "environment": None,
+        "tree": present_tree(),
     }
     first, second = index["kernels"]
     assert first["candidate"] == OTHER.config
@@ -72,7 +74,7 @@ def test_the_index_holds_what_other_readers_rely_on(bundle: Bundle) -> None:
     ]
     assert set(first) == {
         "name", "library", "library_sha256", "library_bytes", "digest", "kernel_digest", "target",
-        "toolchain", "candidate",
+        "source_digest", "toolchain", "candidate",
     }  # fmt: skip
     assert index["picks"][0] == {
         # As before there were later fields: older readers take no other names.

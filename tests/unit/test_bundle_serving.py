@@ -34,6 +34,7 @@ from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.tuning.environment import Environment
 from tests.devices import A100_80GB, H200, RTX3090
 from tests.fake_bundles import make_bundle, publish
+from tests.record_entries import PROOF
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -127,7 +128,8 @@ def test_kernels_of_other_sources_are_passed_over_with_one_line(
 ) -> None:
     monkeypatch.setattr(bundle_module, "__version__", "0.0.9")
     made = make_bundle(tmp_path, PICKS)
-    monkeypatch.setattr(installed, "kernel_digest", lambda kernel: "f" * 64)
+    for name, other in (("kernel_digest", lambda kernel: "f" * 64), ("present_tree", str)):
+        monkeypatch.setattr(installed, name, other)
     with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
         for _ in range(2):
             with pytest.raises(ToolchainError, match="has to be built first"):
@@ -299,7 +301,8 @@ def test_what_a_bundle_lent_serves_its_bucket_under_capture_too(
 def test_with_tuning_off_no_other_pick_of_a_bundle_stands_in(
     machine: None, no_compiler: None, tmp_path: Path
 ) -> None:
-    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="predicted")])
+    pick = BundledPick(problem=PROBLEM, candidate=OTHER, layer="shipped", proof=PROOF)
+    made = make_bundle(tmp_path, [pick])
     with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
         assert served(PROBLEM) == OTHER.name
     with (

@@ -23,7 +23,7 @@ from attention_autotuner.cli import console, doctor, inspecting, main, making, r
 from attention_autotuner.cli.doctor import Finding
 from attention_autotuner.cli.names import short_names
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
-from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome, Wrong
+from attention_autotuner.core.outcome import BuildFailed, Outcome, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import search
 from attention_autotuner.tuning.pipeline import Built
@@ -31,6 +31,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
 from tests.conftest import REPOSITORY
 from tests.fake_pipeline import GPU, FakePipeline, report
+from tests.record_entries import PROVEN
 
 GOLDEN = REPOSITORY / "tests" / "data" / "cli"
 WIDTH = 80
@@ -111,7 +112,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pipeline = Pipeline(
         time_us=lambda name: 430.0 if name == default else 400.0 + names.index(name) % 17,
         spills=lambda name: "_s3_" in name,
-        verify_outcome=lambda name: Wrong(reason="o is off by 0.25") if "_m192" in name else Ok(),
+        verify_outcome=lambda name: Wrong(reason="o is off by 0.25") if "_m192" in name else PROVEN,
         confirmed_ratio=1.07,
     )
 

@@ -53,7 +53,7 @@ def test_without_a_compiler_the_store_still_serves(
 ) -> None:
     candidate = A100().default(Problem())
     stored = artifact(candidate, tmp_path / "kernel.so")
-    monkeypatch.setattr(Store, "find", lambda self, kernel, target: [stored])
+    monkeypatch.setattr(Store, "find", lambda self, candidate, identity, target: [stored])
     with settings.override(cache_dir=tmp_path):
         assert obtain(candidate, "80") is stored
 

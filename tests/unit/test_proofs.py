@@ -34,21 +34,13 @@ from attention_autotuner.tuning.shipping import ship, shipped
 from attention_autotuner.tuning.validity import Miss
 from attention_autotuner.tuning.verify import verifier_digest, verify
 from tests.fake_pipeline import GPU, FakePipeline
-from tests.record_entries import entry
+from tests.record_entries import PROOF, PROVEN, entry
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM)
 PICK = next(candidate for candidate in POLICY.legal(PROBLEM) if candidate != DEFAULT)
 HERE = replace(GPU, compute_capability="9.0")
-PROOF = Proof(
-    verifier="0123456789abcdef",
-    gpu_name="NVIDIA H100 80GB HBM3",
-    checks=("a problem, seed 0", "another, seed 1"),
-    repeats=2,
-    same_bits=True,
-    ratios={"o": 0.31, "lse": 0.02},
-)
 
 Capture = pytest.CaptureFixture[str]
 
@@ -109,7 +101,7 @@ def test_a_verification_says_what_it_has_shown(fake_kernel: Callable[..., Path])
 
 
 def test_a_search_keeps_the_proofs_of_what_it_timed(store: RecordStore) -> None:
-    pipeline = FakePipeline(verify_outcome=lambda name: Ok(proof=PROOF))
+    pipeline = FakePipeline()
     result = tune(PROBLEM, POLICY, records=store, pipeline=pipeline, top_k=3)
     assert result.record is not None
     assert [item.proof for item in result.record.entries] == [PROOF] * 4
@@ -169,22 +161,22 @@ def test_where_proofs_are_required_a_pick_without_one_is_a_miss(store: RecordSto
             pick, _ = CacheHierarchy(in_force).choose(PROBLEM.bucketed(), POLICY, HERE)
         assert pick.layer == layer
     store.put(record(PROOF))
-    with settings.override(strict_proof=True) as in_force:
-        pick, chosen = CacheHierarchy(in_force).choose(PROBLEM.bucketed(), POLICY, HERE)
-        assert pick.layer == "record"
-        assert chosen is not None
-        assert chosen.proof == PROOF
-        (bundled, _) = choose_picks([PROBLEM], POLICY, CacheHierarchy(in_force), HERE)
+    by_default = CacheHierarchy(settings.current())
+    pick, chosen = by_default.choose(PROBLEM.bucketed(), POLICY, HERE)
+    assert pick.layer == "record"
+    assert chosen is not None
+    assert chosen.proof == PROOF
+    (bundled, _) = choose_picks([PROBLEM], POLICY, by_default, HERE)
     assert bundled.proof == PROOF
     assert bundled.to_json(0)["proof"]["checks"] == PROOF.checks
 
 
 def test_where_proofs_are_required_a_search_measures_again(store: RecordStore) -> None:
-    pipeline = FakePipeline()
-    tune(PROBLEM, POLICY, records=store, pipeline=pipeline, top_k=1)
-    with settings.override(strict_proof=True):
-        again = tune(PROBLEM, POLICY, records=store, pipeline=pipeline, top_k=1)
-    assert again.status == "measured"
+    pipeline = FakePipeline(verify_outcome=lambda name: Ok())
+    for strict, expected in ((False, "measured"), (False, "recorded"), (True, "measured")):
+        with settings.override(strict_proof=strict):
+            result = tune(PROBLEM, POLICY, records=store, pipeline=pipeline, top_k=1)
+        assert result.status == expected
 
 
 def test_where_proofs_are_required_a_bundle_lends_no_pick_without_one() -> None:
@@ -201,9 +193,14 @@ def test_where_proofs_are_required_a_bundle_lends_no_pick_without_one() -> None:
 
 def test_why_and_show_say_which_proof_there_is(store: RecordStore, capsys: Capture) -> None:
     asked = ["--device-type", "H100", "--batch", "2", "--heads", "8", "--seqlen", "1024"]
-    for proof, words in ((None, "proof: none"), (PROOF, "proof: 2 checks of 2 launches on NVIDIA")):
+    for proof, strict, words in (
+        (None, True, "not by record: recorded with proof none, now required"),
+        (None, False, "proof: none"),
+        (PROOF, True, "proof: 2 checks of 2 launches on NVIDIA"),
+    ):
         store.put(record(proof))
-        assert main(["why", *asked, "--limit", "2"]) == 0
+        with settings.override(strict_proof=strict):
+            assert main(["why", *asked, "--limit", "2"]) == 0
         assert words in capsys.readouterr().out
     assert main(["why", *asked, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -221,7 +218,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> FakePipeline:
     """The machine of ``records prove``, on which the default is wrong."""
 
     def outcome(name: str) -> Outcome:
-        return Wrong(reason="o: too large") if name == DEFAULT.name else Ok(proof=PROOF)
+        return Wrong(reason="o: too large") if name == DEFAULT.name else PROVEN
 
     made = FakePipeline(environment=HERE, verify_outcome=outcome)
     monkeypatch.setattr(proving, "local_pipeline", lambda: made)
@@ -246,7 +243,7 @@ def test_each_kernel_is_verified_once_for_all_its_records(
     assert said["kernels"][DEFAULT.name]["reason"] == "o: too large"
     hit = {item.problem.causal: item.picked.proof for _, item in store.records()}
     assert hit == {False: PROOF, True: None}
-    pipeline.verify_outcome = lambda name: Ok(proof=PROOF)
+    pipeline.verify_outcome = lambda name: PROVEN
     pipeline.verified.clear()
     assert prove(capsys, "*d128", status=0)["states"] == {"kept": 2, "proven": 2}
     assert pipeline.verified == [DEFAULT.name]

@@ -16,7 +16,7 @@ from attention_autotuner import settings
 from attention_autotuner.arch import H100
 from attention_autotuner.cli import main
 from attention_autotuner.cli.names import short_names
-from attention_autotuner.core.outcome import Ok, Outcome, Wrong
+from attention_autotuner.core.outcome import Outcome, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import journal, tune
 from attention_autotuner.tuning.pipeline import Built
@@ -25,6 +25,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.timeline import Timeline, timeline_of
 from tests.fake_pipeline import FakeBuilt, FakePipeline, fast
 from tests.layout import CHROMIUM, layout
+from tests.record_entries import PROVEN
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
@@ -49,7 +50,7 @@ def test_what_becomes_of_each_candidate_is_told(records: RecordStore, challenger
     pipeline = FakePipeline(time_us=fast(challenger, 60.0), confirmed_ratio=1.1)
     ranked = tune(PROBLEM, POLICY, effort="none", top_k=TOP_K).rows
     first = next(r.candidate.name for r in ranked if r.candidate.name not in (challenger, DEFAULT))
-    pipeline.verify_outcome = lambda name: wrong if name == first else Ok()
+    pipeline.verify_outcome = lambda name: wrong if name == first else PROVEN
     with listening(events.append):
         tune(PROBLEM, POLICY, top_k=TOP_K, records=records, pipeline=pipeline)
     tune(PROBLEM, POLICY, top_k=TOP_K, records=records, pipeline=pipeline)  # not heard any more
@@ -127,7 +128,7 @@ def searched(
     pipeline = FakePipeline(
         time_us=fast(challenger, 60.0),
         confirmed_ratio=1.1,
-        verify_outcome=lambda name: Wrong(reason="o <differs>") if name == wrong else Ok(),
+        verify_outcome=lambda name: Wrong(reason="o <differs>") if name == wrong else PROVEN,
     )
     with settings.override(cache_dir=tmp_path):
         tune(PROBLEM, POLICY, top_k=TOP_K, pipeline=pipeline)

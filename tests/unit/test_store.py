@@ -106,7 +106,7 @@ def _files(store: Store) -> set[str]:
 def test_an_empty_store_has_nothing_and_creates_nothing(store: Store) -> None:
     assert store.lookup(NAME, DIGEST) is None
     assert store.get(KERNEL, TARGET, TOOLCHAIN) is None
-    assert store.find(KERNEL, TARGET) == []
+    assert store.find(KERNEL.candidate, kernel_digest(KERNEL), TARGET) == []
     assert store.ls() == []
     assert store.verify() == []
     assert store.gc(max_bytes=0) == []
@@ -156,7 +156,7 @@ def test_find_serves_what_another_compiler_made(store: Store, library: Path) -> 
         _artifact("4" * 64, KERNEL.name, kernel_digest=identity, target=BuildTarget(arch="90")),
     )
     os.utime(old.path.with_name(RECORD), (1, 1))
-    assert store.find(KERNEL, TARGET) == [new, old]
+    assert store.find(KERNEL.candidate, kernel_digest(KERNEL), TARGET) == [new, old]
 
 
 def test_long_names_fit_a_file_system(store: Store, library: Path) -> None:

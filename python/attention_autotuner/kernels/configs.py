@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -12,6 +12,8 @@ from ..core.candidate import Candidate, KernelKnobs
 from ..core.identity import LATER, digest16
 from ..core.problem import operations
 from .registry import KERNELS
+
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def knob_schema(kernel: str) -> str:
@@ -33,7 +35,7 @@ def schema_of(kind: type[KernelKnobs]) -> str:
 
 
 def _vocabulary(kind: type[Any]) -> Iterator[object]:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for field in fields(kind):
         yield [field.name, list(_words(hints[field.name]))]
 
@@ -85,7 +87,7 @@ def knobs_from_config(kind: type[KernelKnobs], config: Mapping[str, Any]) -> Ker
 
 
 def _built(kind: Any, values: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     nested = {
         name: _built(_class_of(hints[name]), value)
         for name, value in values.items()

@@ -192,7 +192,7 @@ class ShippedRecords:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._files: dict[str, ShippedFile | None] = {}
-        self._documents: dict[tuple[str, ...], list[Document]] = {}
+        self._documents: dict[tuple[Any, ...], list[Document]] = {}
 
     def find(self, query: Query) -> Hit | Miss:
         """The shipped record of a problem, else of the nearest bucket, else why not.
@@ -223,7 +223,8 @@ class ShippedRecords:
 
     def _near(self, name: str, query: Query) -> list[Document]:
         """The records of a file that could be near a problem: making documents of all takes longer than the rest."""
-        kind = {field: getattr(query.problem, field) for field in ("op", "direction", "dtype")}
+        same = ("op", "direction", "dtype", "causal", "alignment_bytes", "deterministic")
+        kind = {field: getattr(query.problem, field) for field in same}
         key = (name, *kind.values())
         if key not in self._documents:
             file = self._load(name)

@@ -128,9 +128,10 @@ def to_document(line: Mapping[str, Any], environments: Mapping[str, Any]) -> Doc
     try:
         problem = _DEFAULTS | line["problem"]
         environment = environments[line["environment"]]
+        fields = fields_of(Problem(**problem))
         entries = {"pick": line["pick"], "default": line.get("default")}
         documents = [
-            _entry_document(name, entry, problem, line["environment"])
+            _entry_document(name, entry, fields, line["environment"])
             for name, entry in entries.items()
             if isinstance(entry, Mapping)
         ]
@@ -156,10 +157,10 @@ def to_document(line: Mapping[str, Any], environments: Mapping[str, Any]) -> Doc
 
 
 def _entry_document(
-    name: str, line: Mapping[str, Any], problem: Mapping[str, Any], environment: str
+    name: str, line: Mapping[str, Any], fields: Mapping[str, Any], environment: str
 ) -> Document:
     """An entry under a name that is only its place in the line: the candidate's own follows from its knobs."""
-    config = {"family": KERNELS[line["kernel"]].family, **fields_of(Problem(**problem))}
+    config = {"family": KERNELS[line["kernel"]].family, **fields}
     config |= {part: line[part] for part in ("kernel", "knobs") if part in line}
     timing = {part: line[part] for part in FIGURES if part in line}
     if timing and not timing.keys() & _FASTEST.keys():

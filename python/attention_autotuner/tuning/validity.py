@@ -6,6 +6,7 @@ renamed namespace changes the one and not the other. At a look-up it is known of
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -14,11 +15,14 @@ from typing import Any, Literal
 
 from ..arch.resolution import native_arch
 from ..codegen.artifact import BuildTarget
+from ..codegen.installed import known_here
 from ..codegen.render import kernel_digest, render
 from ..codegen.source_digest import source_digest
 from ..codegen.store import Store
 from ..core.candidate import Candidate
+from ..errors import BundleError
 from ..kernels.configs import knob_schema
+from ..settings import current
 from .environment import Environment
 from .record_schema import READ, SCHEMA, CandidateEntry, migrated, present_schema
 
@@ -50,6 +54,14 @@ class Miss:
         return f"recorded with {self.field} {self.recorded}, now {self.expected}{advice}"
 
 
+def _source(candidate: Candidate) -> str:
+    """The source digest of a candidate, taken from a bundle where one knows it."""
+    known = None
+    with contextlib.suppress(BundleError):  # said where a kernel is looked for
+        known = known_here(candidate, current())
+    return (known and known.source_digest) or source_digest(render(candidate))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PresentKernels:
     """The kernels as they are now.
@@ -60,7 +72,7 @@ class PresentKernels:
         exact: its kernel digest, as records of schema 2 have it.
     """
 
-    source: Callable[[Candidate], str] = lambda candidate: source_digest(render(candidate))
+    source: Callable[[Candidate], str] = _source
     code: Callable[[Candidate], str | None] = lambda candidate: None
     exact: Callable[[Candidate], str] = lambda candidate: kernel_digest(render(candidate))
 
@@ -74,7 +86,8 @@ def built_here(store: Store, environment: Environment) -> PresentKernels:
         if capability is None:
             return None
         target = BuildTarget(arch=native_arch(capability))
-        digests = [artifact.code_digest for artifact in store.find(render(candidate), target)]
+        built = store.find(candidate, kernel_digest(render(candidate)), target)
+        digests = [artifact.code_digest for artifact in built]
         return next((digest for digest in digests if digest is not None), None)
 
     return PresentKernels(code=code)
