@@ -82,8 +82,8 @@ def header_of(candidate: Candidate) -> str:
 
 
 def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:
-    """A program that prints a number of the traits of each candidate's kernels, of one operation and direction."""
-    assert len({(candidate.op, candidate.direction) for candidate in candidates}) == 1
+    """A program that prints a number of the traits of each candidate's kernels, of one direction."""
+    assert len({candidate.direction for candidate in candidates}) == 1
     lines = ["#include <cstdio>", "#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     headers = dict.fromkeys(map(header_of, candidates))
     lines += [f"#include <attention_autotuner/{header}.cuh>" for header in headers]

@@ -105,6 +105,7 @@ ON_HOST = [
         for s, splits in (("static", 1), ("static", 3), ("dynamic", 64))
     ),
     FUSED,
+    replace(FUSED, op="retnet", mask="decay"),
     TWO_PASS,
     *(
         replace(

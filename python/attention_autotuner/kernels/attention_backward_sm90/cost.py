@@ -66,7 +66,8 @@ def late_loads(shape: BackwardPassSm90Shape) -> int:
     knobs = shape.knobs
     first = 2 + (knobs.issue_order != "serial")
     second = 2 + (knobs.issue_order == "both_ahead")
-    return (knobs.first_stages < first) + (knobs.second_stages < second)
+    late = (knobs.first_stages < first) + (knobs.second_stages < second)
+    return min(2, late + (shape.masked and knobs.mask_stages == 1))
 
 
 def _pass_time(
@@ -86,6 +87,7 @@ def _pass_time(
         longest_first=whole.cta_order == "longest_first",
     )
     mma, exposed = step_clks(shape, spec, fit, modified_softmax(problem))
+    rows_of_mask = shape.block_rows if shape.masked else 0
     return predict_steps(
         tiles,
         spec,
@@ -95,7 +97,9 @@ def _pass_time(
         mma_clk=mma,
         exposed_clk=exposed,
         block_clk=fit.gradient_sm90_tile_clk,
-        moved_bytes=ELEMENT_BYTES * knobs.block_columns * (shape.depth + shape.columns),
+        moved_bytes=ELEMENT_BYTES
+        * knobs.block_columns
+        * (shape.depth + shape.columns + rows_of_mask),
         once=once_bytes(problem),
         overlap_loss=fit.gradient_sm90_overlap_loss,
     )

@@ -64,6 +64,16 @@ class BackwardPassSm90Shape(Sm90Shape):
         return self.name in ("keys", "dv")
 
     @property
+    def masked(self) -> bool:
+        """True where an explicit mask streams beside the tiles."""
+        return self.candidate.score == "masked"
+
+    @property
+    def takes_scores(self) -> bool:
+        """True where S has a part in every step: of retnet, dS takes its signs alone, where r has a gradient."""
+        return self.has_dv or self.candidate.score == "softmax"
+
+    @property
     def owns_dq(self) -> bool:
         """True where a warpgroup does nothing but the share of dQ."""
         return self.share is not None and self.share.dq_by == "own"
@@ -97,9 +107,11 @@ class BackwardPassSm90Shape(Sm90Shape):
 
     @property
     def products(self) -> int:
-        """Columns of all MMAs of a step together, each as many FLOPs a score."""
+        """Columns of all MMAs of a step together, each as many FLOPs a score; without a gradient of r."""
         qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
-        return qk * (1 + self.has_ds + (self.share is not None)) + v * (self.has_ds + self.has_dv)
+        return qk * (self.takes_scores + self.has_ds + (self.share is not None)) + v * (
+            self.has_ds + self.has_dv
+        )
 
     @property
     def dq_columns(self) -> int:
@@ -158,7 +170,8 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
         sums = 64 * groups * shape.dq_columns * SUM_BYTES
     staged = knobs.first_stages + knobs.second_stages
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
-    tiles = rows + knobs.block_columns * (stages + ds)
+    masks = knobs.mask_stages * shape.block_rows
+    tiles = rows + knobs.block_columns * (stages + masks + ds)
     return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
 
 

@@ -1,4 +1,4 @@
-// Host side of an attention backward artifact of family sm90: workspace, checks, TMA descriptors and launches.
+// Host side of an attention or retnet backward artifact of family sm90: workspace, checks, TMA descriptors, launches.
 //
 // Rows' LSE and delta and split reductions are those of family sm80.
 #pragma once
@@ -63,6 +63,8 @@ struct AttentionBackwardSm90Entry {
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
   using Mods = ScoreModsOf<Config>;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
@@ -134,8 +136,8 @@ struct AttentionBackwardSm90Entry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits =
-        takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_values<typename Mods::Modifications>(p);
+    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p) &&
+                      has_values<typename Mods::Modifications>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -144,7 +146,7 @@ struct AttentionBackwardSm90Entry {
     auto queries = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_q, p.seqlen_q); };
     auto keys = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_kv, p.seqlen_k); };
     bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
-                          keys(p.dk) && keys(p.dv);
+                          keys(p.dk) && keys(p.dv) && mask_aligned<kScoreMod>(p, 16);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -156,22 +158,26 @@ struct AttentionBackwardSm90Entry {
                      int rows) {
       return TmaDescriptors::make<Element>(described, tensor, columns, length, heads, p.batch, rows);
     };
+    if constexpr (kMasked) {
+      if (!TmaDescriptors::make<Element>(a.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, queries)) return false;
+    }
     return make(T::kByQueries ? a.x0 : a.y0, p.q, p.dim_qk, p.seqlen_q, p.heads_q, queries) &&
            make(T::kByQueries ? a.x1 : a.y1, p.dout, p.dim_v, p.seqlen_q, p.heads_q, queries) &&
            make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, keys) &&
            make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, p.seqlen_k, p.heads_kv, keys);
   }
   // Heads of a section: as many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together;
-  // one where a head's row blocks come in turn.
+  // one where a head's row blocks come in turn. With a mask, the batch of each, which shares it.
   template <typename T>
   static int section_heads(Params const& p, int heads, int splits) {
-    if (Config::kCtaOrder != CtaOrder::kLongestFirst) return 1;
+    int const sharing = kMasked ? p.batch : 1, all = heads / sharing;
+    if (Config::kCtaOrder != CtaOrder::kLongestFirst) return sharing;
     constexpr double kSectionBytes = 24e6;
     int const streamed = T::kByQueries ? p.seqlen_k : p.seqlen_q * (p.heads_q / p.heads_kv / splits);
     double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
-    int section = minimum(heads, maximum(1, int(kSectionBytes / bytes)));
-    while (heads % section != 0) --section;
-    return section;
+    int section = minimum(all, maximum(1, int(kSectionBytes / (bytes * sharing))));
+    while (all % section != 0) --section;
+    return section * sharing;
   }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream, int most_ctas) {
@@ -186,12 +192,31 @@ struct AttentionBackwardSm90Entry {
     int64_t const tiles = int64_t(blocks) * heads * p.batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int const section = section_heads<T>(p, heads * p.batch, common.splits.divisor);
-    softmax_backward::SectionList const list{
-        int(tiles),           T::kByQueries && p.causal, Divider::by(section * blocks),
-        Divider::by(section), Divider::by(heads),        Divider::by(p.heads_q / p.heads_kv)};
+    softmax_backward::SectionList const list{int(tiles),
+                                             T::kByQueries && p.causal,
+                                             Divider::by(section * blocks),
+                                             Divider::by(section),
+                                             Divider::by(kMasked ? p.batch : heads),
+                                             Divider::by(p.heads_q / p.heads_kv)};
     int const ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
     softmax_backward::attention_backward_sm90<Config, T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());
+  }
+
+  // What the kernels of a launch have in common.
+  static Common arguments_of(Params const& p, void* workspace) {
+    Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    return {with_window(p),
+            score_scale(p) * (kScoreMod == ScoreMod::kSoftmax ? kLog2E : 1.0f),
+            at(0),
+            at(places.shift),
+            at(places.dq_sum),
+            int(places.lse_delta_rows),
+            int(places.dq_tiles),
+            Divider::by(places.splits),
+            at(places.dk_partial),
+            at(places.dv_partial)};
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -203,12 +228,8 @@ struct AttentionBackwardSm90Entry {
     int const most_ctas = multiprocessors[device].load(std::memory_order_relaxed);  // registers leave room for one each
     if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
-    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    Common const common{with_window(p),       p.softmax_scale * kLog2E,   at(0),
-                        at(places.shift),     at(places.dq_sum),          int(places.lse_delta_rows),
-                        int(places.dq_tiles), Divider::by(places.splits), at(places.dk_partial),
-                        at(places.dv_partial)};
-    int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
+    Common const common = arguments_of(p, workspace);
+    int* const semaphores = reinterpret_cast<int*>(static_cast<char*>(workspace) + places.semaphores);
     int64_t const heads = int64_t(p.batch) * p.heads_q;
     int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
