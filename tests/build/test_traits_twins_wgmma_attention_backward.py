@@ -98,9 +98,10 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     candidates = [
         candidate
         for qk, v in DIMS
-        for options in ({}, MASKED, MASKED | {"mask": "decay", "causal": True})
+        for options in (({}, MASKED) if qk in (64, 256) else ({},))
         for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v, **options))
         if candidate.kernel == FUSED.kernel
+        and (not options or candidate.knobs.cta_order == "raster")
     ]
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert len(passes) > 100

@@ -15,6 +15,7 @@ from ..shared.sm90_tiles import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
     ELEMENT_BYTES,
+    SWIZZLE_COLUMNS,
     Sm90Shape,
     whole_columns,
 )
@@ -28,6 +29,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
+REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
 REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another warpgroup's
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
@@ -129,6 +131,8 @@ class BackwardPassSm90Shape(Sm90Shape):
     @property
     def registers_beside(self) -> int:
         """Registers that a thread needs at least beside its fragments."""
+        if self.candidate.score != "softmax" and self.knobs.block_columns > SWIZZLE_COLUMNS:
+            return REGISTERS_BESIDE_FACTORS
         sparing = self.owns_dq and self.knobs.issue_order == "interleaved"
         return REGISTERS_BESIDE_SPARING if sparing else REGISTERS_BESIDE_FRAGMENTS_MIN
 

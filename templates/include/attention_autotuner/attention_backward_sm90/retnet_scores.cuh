@@ -49,7 +49,7 @@ struct RetNetFactors : MaskRows<T> {
 };
 
 // gamma^distance: products of a power for each of the lane's first columns, or, where the diagonal crosses the tile and
-// these could leave the range of fp32, an exponential each. Distances fall from group to group never, so that
+// these could leave the range of fp32, an exponential each. Distances never fall from group to group, so that
 // what is too small for fp32 at first is so for all.
 template <typename T>
 struct RetNetFactors<T, true> {

@@ -103,7 +103,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
       minimum(240, (kEvenRegisters * (kThreads / 128) - kProducerRegisters - (kOwnDq ? kDqRegisters : 0)) /
                        maximum(1, kWarpgroups) / 8 * 8);
 
-  static constexpr int kRegistersBesideFragments = kOrder == IssueOrder::kInterleaved && kOwnDq ? 32 : 40;
+  // Of retnet's long steps more: the assembler loads factors ahead.
+  static constexpr int kRegistersBesideFragments = kRetNet && kBlockColumns > 64                  ? 56
+                                                   : kOrder == IssueOrder::kInterleaved && kOwnDq ? 32
+                                                                                                  : 40;
   static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
   static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
   static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
