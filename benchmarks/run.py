@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     words = "in case or problem; all"
     option("--filter", "--only", nargs="+", default=[], metavar="WORD", help=words)
     option("--dims", nargs="+", type=int, default=[], metavar="DIM", help="head dims; all")
-    option("--dtype", choices=("fp16", "bf16"), default="fp16")
+    option("--dtype", choices=("fp16", "bf16"), help="of every tensor (default the suite's)")
     words = "of timing rounds a race (default the suite's)"
     option("--seconds", "--seconds-per-case", type=float, help=words)
     words = "of wall time for everything; what is left out is said"

@@ -83,6 +83,7 @@ class Suite:
         baselines: what it is compared with when no others are asked for; empty for all of its operations.
         inspects: memory and differences of calls are taken beside their times.
         grid: cases are head dims by sequence lengths.
+        dtype: of every tensor where no other is asked for.
         tuning: of a suite that is tuned: the defaults race, too, and records are confirmed or taken back.
         seconds: of timing rounds a race.
         bars: comparison -> what our speed must reach: a figure of the summary -> its bar.
@@ -96,6 +97,7 @@ class Suite:
     baselines: Sequence[str] = ()
     inspects: bool = False
     grid: bool = False
+    dtype: DType = "fp16"
     tuning: Tuning | None = None
     seconds: float = 0.5
     bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -168,6 +170,7 @@ def _read_suites() -> Iterator[Suite]:
     with HERE.joinpath("cases.csv").open(encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     for suite in settings["suites"]:
+        named = suite.pop("cases_of", suite["name"])
         cases = tuple(
             Case(
                 name=row["name"],
@@ -179,7 +182,7 @@ def _read_suites() -> Iterator[Suite]:
                 races=tuple(tuple(race.split("+")) for race in row["races"].split()),
             )
             for row in rows
-            if row["suite"] == suite["name"]
+            if row["suite"] == named
         )
         tuning = Tuning(**suite["tuning"]) if "tuning" in suite else None
         yield Suite(**{**suite, "cases": cases, "tuning": tuning})
@@ -195,7 +198,7 @@ def trials(
     modes: Sequence[Mode] = (),
     words: Sequence[str] = (),
     dims: Sequence[int] = (),
-    dtype: DType = "fp16",
+    dtype: DType | None = None,
 ) -> list[Trial]:
     """The trials of some suites, suite by suite.
 
@@ -204,7 +207,7 @@ def trials(
         modes: only these, where a case can be measured so; without any, each case is measured as it usually is.
         words: each must be in the case's name or be a word of the problem's description.
         dims: ``dim_qk`` must be one of these; without any, all are taken.
-        dtype: of every tensor.
+        dtype: of every tensor; None is each suite's.
 
     Raises:
         ValueError: a suite is unknown, or nothing is left.
@@ -217,7 +220,7 @@ def trials(
         for name in suites
         for case in SUITES[name].cases
         for race in case.measured(modes)
-        for problem in (case.problem(race[0], dtype),)
+        for problem in (case.problem(race[0], dtype or SUITES[name].dtype),)
         if all(word in case.name or word in problem.describe().split() for word in words)
         and (not dims or problem.dim_qk in dims)
     ]

@@ -70,6 +70,7 @@ class Artifact:
         build_seconds: time of the compilation and link, one core.
         build_peak_bytes: largest resident set of any one of the compiler's processes.
         code_digest: :func:`.code_digest.code_digest` of it; None where no disassembler was at hand.
+        host_digest: :func:`.code_digest.host_digest` of it; None likewise.
         launch_knobs: of the candidate that it is launched for; no part of what is built or stored.
     """
 
@@ -83,6 +84,7 @@ class Artifact:
     build_seconds: float
     build_peak_bytes: int
     code_digest: str | None = None
+    host_digest: str | None = None
     launch_knobs: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,6 +106,7 @@ class Artifact:
             report=CompilerReport.from_json(data["report"]),
             kernel_digest=data["kernel_digest"],
             code_digest=comparable(data.get("code_digest")),  # artifacts may be older than it is
+            host_digest=data.get("host_digest"),
             target=BuildTarget(**data["target"]),
             toolchain=dict(data["toolchain"]),
             build_seconds=float(data["build_seconds"]),

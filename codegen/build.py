@@ -17,6 +17,7 @@ from dataclasses import replace
 from errno import ENOSPC
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..core.leases import POLL_SECONDS, Lease
 from ..core.outcome import BuildFailed, Outcome, OutOfMemory, Postponed, TimedOut
@@ -24,7 +25,7 @@ from ..core.report import CompilerReport
 from ..errors import ToolchainError
 from ..kernels.registry import kernel_of
 from .artifact import Artifact, BuildTarget, artifact_digest
-from .code_digest import code_digest
+from .code_digest import code_digest, host_digest
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
@@ -74,15 +75,19 @@ def _inspect(
         return report
 
 
-def _code_digest(batch: Project, name: str, library: Path) -> str | None:
-    """The digest of a target's machine code; None where it cannot be known."""
+def _digests(batch: Project, name: str, library: Path) -> dict[str, Any]:
+    """The digests of a target's machine code, by their fields; empty where they cannot be known."""
     if batch.disassembler is None:
-        return None
+        return {}
     try:
-        return code_digest(batch.object_file(name), library, batch.disassembler)
+        compiled = batch.object_file(name)
+        return {
+            "code_digest": code_digest(compiled, library, batch.disassembler),
+            "host_digest": host_digest(compiled),
+        }
     except ToolchainError as error:
         logger.warning("the digest of the machine code stays unknown: %s", error)
-        return None
+        return {}
 
 
 def _classify(
@@ -158,7 +163,7 @@ def _finish(
             persistent=kernel_of(kernel.candidate).describe(kernel.candidate).persistent,
         ),
         kernel_digest=kernel_digest(kernel),
-        code_digest=_code_digest(batch, name, library),
+        **_digests(batch, name, library),
         target=batch.target.of_family(kernel.candidate.family),
         toolchain=batch.toolchain.identity(),
         build_seconds=seconds,

@@ -6,7 +6,8 @@ namespace, a moved header or a renamed local variable leaves the digest as it is
 
 Code of the host takes no part, since that of another host compiler differs for the same kernel; what the kernel says of
 its launch (tile, threads, shared memory) does, read by calling the library. So what the host decides beside that at run
-time, such as the order of CTAs in a grid, is for the candidate's knobs and the source digest to tell.
+time, such as the order of CTAs in a grid, is for the candidate's knobs and the source digest to tell, and for
+:func:`host_digest` where one compiler compiled both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..core import abi
@@ -26,6 +27,8 @@ from .tools import run_tool
 
 DEVICE_SECTIONS = (".text", ".nv.constant")
 """Sections of a cubin that count, by how their names begin: instructions; constants and parameters."""
+HOST_SECTIONS = (".text",)
+"""The same of an object file for the host: instructions, in which names and addresses are not yet filled in."""
 PREFIX = "sass:"
 """Of every digest; those from before there was one counted the code of the host, too."""
 
@@ -109,5 +112,17 @@ def code_digest(object_path: Path, library: Path, disassembler: Path) -> str:
                 f"{disassembler} finds no machine code in {object_path.name}: {done.stdout[-500:]}"
             )
         device = [data for cubin in cubins for data in _contents(cubin, DEVICE_SECTIONS)]
-    contents = sorted(hashlib.sha256(data).hexdigest() for data in device)
-    return PREFIX + digest("code", contents, _launch(library))
+    return PREFIX + digest("code", _hashes(device), _launch(library))
+
+
+def host_digest(object_path: Path) -> str:
+    """The identity of the code for the host in an object file, 64 hex characters, among those of one compiler.
+
+    Raises:
+        ToolchainError: it is no object file.
+    """
+    return digest("host", _hashes(_contents(object_path, HOST_SECTIONS)))
+
+
+def _hashes(sections: Iterable[bytes]) -> list[str]:
+    return sorted(hashlib.sha256(data).hexdigest() for data in sections)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.problem import Direction, Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
 
 TRAITS = {
@@ -58,8 +59,6 @@ def traits_of(candidate: Candidate) -> list[str]:
         ]
     if candidate.kernel == "attention_forward_sm90":
         return ["attention_autotuner::AttentionForwardSm90Traits<{0}>"]
-    if candidate.family == "sm90":
-        return ["attention_autotuner::ForwardSm90Traits<{0}>"]
     if candidate.op == "retention":
         return RETENTION_TRAITS[candidate.form]
     if candidate.direction == "forward":
@@ -81,8 +80,8 @@ def header_of(candidate: Candidate) -> str:
     return f"{candidate.kernel}/traits"
 
 
-def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:
-    """A program that prints a number of the traits of each candidate's kernels, of one direction."""
+def source_of(candidates: list[Candidate], *members: str) -> str:
+    """A program that prints numbers of the traits of each candidate's kernels, of one direction."""
     assert len({candidate.direction for candidate in candidates}) == 1
     lines = ["#include <cstdio>", "#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     headers = dict.fromkeys(map(header_of, candidates))
@@ -94,6 +93,7 @@ def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:
     lines.append("int main() {")
     lines += [
         f'std::printf("%d\\n", {traits.format(f"Config{index}")}::{member});'
+        for member in members or ("kSmemBytes",)
         for index, candidate in enumerate(candidates)
         for traits in traits_of(candidate)
     ]
@@ -121,29 +121,32 @@ def asserted(result: subprocess.CompletedProcess[str]) -> set[str]:
     return set(re.findall(r'static assertion failed with "(\w+)"', said))
 
 
-def printed(folder: Path, candidates: list[Candidate], member: str = "kSmemBytes") -> list[int]:
-    """A number of the candidates' kernels as the headers compute it, by default their shared memory."""
-    result = compile_host(folder, source_of(candidates, member))
+def compare_traits(
+    folder: Path, candidates: list[Candidate], **others: Sequence[int | None]
+) -> None:
+    """Hold the shared memory of kernels, and other numbers of their traits by name, to what Python's rules say.
+
+    One program prints all of them: the compiler takes longer for the headers than for the numbers.
+    """
+    shapes = [kernel for candidate in candidates for kernel in resources.kernels(candidate)]
+    wanted = {"kSmemBytes": [kernel.smem_bytes for kernel in shapes], **others}
+    result = compile_host(folder, source_of(candidates, *wanted))
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([folder / "traits"], capture_output=True, text=True, check=True)
-    return [int(line) for line in ran.stdout.split()]
+    numbers = iter(map(int, ran.stdout.split()))
+    for member, values in wanted.items():
+        assert [next(numbers) for _ in shapes] == list(values), member
+    assert not list(numbers)
 
 
-def counted(candidates: list[Candidate]) -> list[int]:
-    """The shared memory of the candidates' kernels as the Python rules compute it."""
-    return [
-        kernel.smem_bytes for candidate in candidates for kernel in resources.kernels(candidate)
-    ]
-
-
-def sm90_retnet_candidates(direction: Direction) -> list[Candidate]:
-    """Every masked retnet candidate of family sm90 that an H100 offers over some head dims.
+def sm90_retnet_candidates() -> list[Candidate]:
+    """Every backward candidate of masked retnet of family sm90 that an H100 offers over some head dims.
 
     But for those of attention's backward kernel, whose own test has them.
     """
     dims = ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
     problems = (
-        Problem(op="retnet", direction=direction, mask="explicit", dim_qk=qk, dim_v=v)
+        Problem(op="retnet", direction="backward", mask="explicit", dim_qk=qk, dim_v=v)
         for qk, v in dims
     )
     return [

@@ -22,6 +22,7 @@ class FakeBuilt:
     path: Path
     report: CompilerReport
     code_digest: str | None = None
+    host_digest: str | None = None
     launch_knobs: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from tests.cpp_programs import SOURCES, cmake, write_fake_bundle
+
+
+@pytest.fixture(scope="session")
+def kernel_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The store of tests that only read what they build: CMake looks at the compilers once for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    return Store((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernel_store")
 
 
 @pytest.fixture(scope="session")

@@ -34,10 +34,9 @@ MAX_BYTES = 4.8 * 2**30
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+def built(kernel_store: Store) -> dict[str, Artifact]:
     kernels = [render(selected) for selected in (SMALL, WIDE)]
-    store = Store(tmp_path_factory.mktemp("store"))
-    results = build(kernels, BuildTarget(arch="80"), toolchain=find_toolchain(), store=store)
+    results = build(kernels, BuildTarget(arch="80"), toolchain=find_toolchain(), store=kernel_store)
     kernels_by_name = {}
     for kernel, result in zip(kernels, results, strict=True):
         assert isinstance(result, Artifact), result

@@ -69,6 +69,7 @@ def test_names_and_ptx_do_not_count_and_code_does(tmp_path: Path) -> None:
     assert usual.code_digest == comparable(usual.code_digest)
     assert len(usual.code_digest) == len(PREFIX) + 64
     assert renamed.code_digest == host.code_digest == usual.code_digest
+    assert renamed.host_digest == device.host_digest == usual.host_digest != host.host_digest
     assert len({item.kernel_digest for item in (usual, renamed, host)}) == 3
     assert len({item.code_digest for item in (usual, device, launch)}) == 3
     assert store.lookup(usual.name, usual.digest) == usual

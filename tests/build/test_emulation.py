@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
 from attention_autotuner.core.problem import Problem
@@ -135,6 +137,15 @@ def test_attention_forward_is_right(
 def test_main_loops_are_right(builds: Path, knobs: dict[str, Any]) -> None:
     kernel = build(candidate(**knobs), builds / str(knobs["mainloop"]))
     outcome = check(kernel, [CAUSAL, ODD], ways=GROWING)
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (64, 128), (192, 360)], ids=str)
+def test_masked_scores_are_right(builds: Path, dims: tuple[int, int]) -> None:
+    """The way of O differs: through the memory of Q, from registers, by slices of V that are not whole."""
+    problem = replace(ODD, op="retnet", mask="explicit", dim_qk=dims[0], dim_v=dims[1])
+    kernel = build(H100().default(problem), builds / f"masked_{dims[1]}")
+    outcome = check(kernel, [problem, replace(problem, causal=True, seqlen_k=77)], RUNS[::2])
     assert outcome.ok, outcome.reason
 
 

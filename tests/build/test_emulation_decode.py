@@ -1,4 +1,4 @@
-"""Few queries in attention's forward of family sm90, on the emulated machine: packed heads and split keys."""
+"""Few queries in attention's forward of both families, on the emulated machine: packed heads and split keys."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.serving.loader import LoadedKernel
 from tests.emulation.build import build
 from tests.emulation.check import check
@@ -122,4 +123,88 @@ def test_mistakes_are_caught(emulated: LoadedKernel, mutant: str) -> None:
     whole = replace(PROBLEMS[0], batch=1, seqlen_k=300)
     kernel = emulated.with_launch_knobs({"splits": 3})
     outcome = check(kernel, [whole], [("lazy", 0)], mutant=mutant)
+    assert isinstance(outcome, (LaunchFailed, Wrong))
+
+
+# --- family sm80 --------------------------------------------------------------------------------------
+
+EPILOGUE = "scores_forward_sm80/epilogue.cuh"
+WARP = "scores_forward_sm80/warp.cuh"
+MUTANTS_SM80 = {
+    "rows_missed": (EPILOGUE, "if (!w.row_exists(tile, row)) return;", "if (row != 0) return;"),
+    "lse_misplaced": (
+        EPILOGUE,
+        "w.list.partial_lse[place] = w.score_mod.row_log2(w, i, half);",
+        "w.list.partial_lse[place] = w.score_mod.maximum[i][half];",
+    ),
+    "rest_not_shared": (WARP, "tiles = share + (split < rest);", "tiles = share;"),
+    "keys_not_skipped": (
+        WARP,
+        "range.skip((split * share + minimum(split, rest)) * T::kBlockN);",
+        "",
+    ),
+}
+
+
+def rows(problem: Problem, **knobs: Any) -> Candidate:
+    values: dict[str, Any] = {"block_m": 16, "block_n": 64, "warps_m": 1, "warps_n": 4}
+    values |= {"num_stages": 2, "k_slice": problem.padded_dim_qk, "pack_gqa": True}
+    return Candidate.of(problem, ForwardKnobs(**{**values, "split_kv": True, **knobs}))
+
+
+@pytest.fixture(scope="module")
+def emulated_sm80(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
+    folder = tmp_path_factory.mktemp("emulation") / "mutants"
+    return build(rows(PROBLEMS[0]), folder, MUTANTS_SM80)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 7])
+def test_split_keys_of_sm80_give_the_same(emulated_sm80: LoadedKernel, splits: int) -> None:
+    outcome = check(emulated_sm80.with_launch_knobs({"splits": splits}), PROBLEMS)
+    assert outcome.ok, outcome.reason
+
+
+GROUPED = {"batch": 1, "heads_q": 8, "heads_kv": 2, "causal": True, "seqlen_q": 4, "seqlen_k": 333}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "bounds": ({"key_bounds": True}, {"block_m": 32, "warps_m": 2, "warps_n": 2}),
+    "ahead": (
+        {"seqlen_q": 128, "heads_q": 4},
+        {"block_m": 64, "warps_m": 4, "warps_n": 1, "qk_ahead": True, "pack_gqa": False},
+    ),
+    "slices": (
+        {"dim_qk": 128, "dim_v": 256},
+        {"block_m": 64, "warps_m": 2, "warps_n": 2, "k_slice": 32, "v_slices": 2},
+    ),
+    "stages": (
+        {"dim_qk": 72, "dim_v": 72, "alignment_bytes": 2},
+        {"block_m": 32, "warps_m": 2, "warps_n": 1, "num_stages": 3, "block_n": 32},
+    ),
+    "modified": (
+        {"window_size": (100, 0), "modifications": ("alibi_slopes", "sinks", "softcap")},
+        {"persistent": True, "cta_order": "longest_first"},
+    ),
+    "registers": (
+        {"seqlen_q": 1, "causal": False, "dim_qk": 128, "dim_v": 128},
+        {"q_in_registers": True, "num_stages": 1, "warps_n": 2},
+    ),
+    "alone": ({"heads_q": 6, "seqlen_q": 31}, {"split_kv": False, "warps_n": 2}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_sm80(tmp_path: Path, name: str) -> None:
+    sizes, knobs = VARIANTS[name]
+    problem = Problem(dtype="bf16", **{"dim_qk": 64, "dim_v": 64, **GROUPED, **sizes})
+    kernel = build(rows(problem, **knobs), tmp_path / "kernel")
+    if knobs.get("split_kv", True):
+        kernel = kernel.with_launch_knobs({"splits": 3})
+    short = replace(problem, batch=2, seqlen_k=100)
+    outcome = check(kernel, [problem, short], [("lazy", 0), ("random", 1)])
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_SM80)
+def test_mistakes_of_sm80_are_caught(emulated_sm80: LoadedKernel, mutant: str) -> None:
+    kernel = emulated_sm80.with_launch_knobs({"splits": 3})
+    outcome = check(kernel, [PROBLEMS[1]], [("lazy", 0)], mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))

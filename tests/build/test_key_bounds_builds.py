@@ -14,6 +14,7 @@ from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
@@ -27,30 +28,32 @@ ROWS = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=1, k_slice=64)
 WGMMA = AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap")
 
 
-@pytest.mark.parametrize(
-    ("knobs", "arch"),
-    [
-        (ROWS, "80"),
-        (replace(ROWS, num_stages=2), "80"),
-        (replace(ROWS, num_stages=2, qk_ahead=True), "80"),
-        (replace(ROWS, num_stages=2, k_slice=32), "80"),
-        (WGMMA, "90a"),
-        (replace(WGMMA, mainloop="overlap_flat"), "90a"),
-        (replace(WGMMA, mainloop="serial", ping_pong=True), "90a"),
-        (replace(WGMMA, mainloop="strict", output="direct"), "90a"),
-    ],
-    ids=["event", "tile", "ahead", "slices", "overlap", "flat", "serial", "strict"],
-)
+KNOBS: dict[str, ForwardKnobs | AttentionForwardSm90Knobs] = {
+    "event": ROWS,
+    "tile": replace(ROWS, num_stages=2),
+    "ahead": replace(ROWS, num_stages=2, qk_ahead=True),
+    "slices": replace(ROWS, num_stages=2, k_slice=32),
+    "overlap": WGMMA,
+    "flat": replace(WGMMA, mainloop="overlap_flat"),
+    "serial": replace(WGMMA, mainloop="serial", ping_pong=True),
+    "strict": replace(WGMMA, mainloop="strict", output="direct"),
+}
+
+
+@pytest.fixture(scope="module")
+def built(kernel_store: Store) -> dict[str, Artifact | Outcome]:
+    kernels = [render(Candidate.of(PROBLEM, knobs)) for knobs in KNOBS.values()]
+    # Family sm90's are compiled for 90a all the same.
+    target = BuildTarget(arch="80")
+    results = build(kernels, target, toolchain=find_toolchain(), store=kernel_store)
+    return dict(zip(KNOBS, results, strict=True))
+
+
+@pytest.mark.parametrize("name", KNOBS)
 def test_it_compiles_and_asks_for_the_abi_with_bounds(
-    tmp_path: Path, knobs: ForwardKnobs | AttentionForwardSm90Knobs, arch: str
+    built: dict[str, Artifact | Outcome], name: str
 ) -> None:
-    candidate = Candidate.of(PROBLEM, knobs)
-    (made,) = build(
-        [render(candidate)],
-        BuildTarget(arch=arch),
-        toolchain=find_toolchain(),
-        store=Store(tmp_path),
-    )
+    made = built[name]
     assert isinstance(made, Artifact), made
     assert not made.report.loop_spills
     assert ctypes.CDLL(str(made.path)).attention_autotuner_abi_version() == 1003

@@ -1,14 +1,15 @@
-"""Kernels of packed sequences, family sm80: right on the emulated machine, and the workspaces that they ask for."""
+"""Kernels of packed sequences: right on the emulated machine, and the workspaces that they ask for."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import A100
+from attention_autotuner.arch import A100, H100, Policy
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.render import render
@@ -16,16 +17,33 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    DqShareSm90,
+)
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.registry import kernel_of
-from attention_autotuner.kernels.scores_backward_sm80.knobs import BackwardKnobs
 from attention_autotuner.operations.params import workspace_bytes
-from tests.build.test_score_modifications_builds import KNOBS
+from attention_autotuner.operations.shared.tensors import Inputs
+from attention_autotuner.serving.loader import LoadedKernel
+from tests.build.test_score_modifications_builds import KNOBS as KNOBS_SM80
 from tests.emulation.build import build as emulated
 from tests.emulation.check import check
 from tests.numerics.packed_sequences import BASE, KINDS
 
 pytestmark = pytest.mark.build
 
+KNOBS = {
+    **KNOBS_SM80,
+    "sm90": AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap"),
+    "fused": AttentionBackwardSm90Knobs(
+        decomposition="fused",
+        keys=BackwardPassSm90(block_columns=64, issue_order="scores_ahead"),
+        dq_share=DqShareSm90(dq_by="own", dq_add="ordered"),
+        cta_order="longest_first",
+    ),
+}
 SEQUENCES = "common/sequences.cuh"
 MISTAKES = {
     "rows_behind_are_nobodys": (
@@ -40,12 +58,36 @@ MISTAKES = {
         "return begin(sequence) / Block + sequence * Spare;",
         "return begin(sequence) / Block;",
     ),
+    "v_not_cleared": ("sm90", "attention_forward_sm90/producer.cuh", "clear_v(v.stage, rows);", ""),
+    "queries_not_cleared": (
+        "fused",
+        "attention_backward_sm90/producer.cuh",
+        "clear_rows_from<Rows, Columns>(tile, rows);",
+        "",
+    ),
 }
 
 
 def problem_of(knobs: str, kind: str) -> Problem:
-    direction: Any = "backward" if isinstance(KNOBS[knobs], BackwardKnobs) else "forward"
+    direction: Any = next(iter(KNOBS[knobs].serves))[1]
     return replace(BASE, direction=direction, **KINDS[kind])
+
+
+@cache
+def kernel_of_kind(folder: Path, knobs: str, kind: str) -> LoadedKernel:
+    """A kernel with the mistakes that are in it, each of which waits to be asked for."""
+    mistakes = {name: how[1:] for name, how in MISTAKES.items() if how[0] == knobs}
+    made = Candidate.of(problem_of(knobs, kind), KNOBS[knobs])
+    return emulated(made, folder / "packed" / f"{knobs}_{kind}", mistakes)
+
+
+def nothing_behind(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """The inputs with rows behind the last sequence that no other may meet, and as they were."""
+    tensors = dict(inputs.tensors)
+    for name, ends in (("q", "cu_seqlens_q"), ("k", "cu_seqlens_k"), ("v", "cu_seqlens_k")):
+        tensors[name] = tensors[name].clone()
+        tensors[name][:, :, tensors[ends][-1] :] = float("nan")
+    return replace(inputs, tensors=tensors), inputs
 
 
 @pytest.mark.parametrize(
@@ -56,40 +98,54 @@ def test_kernels_are_right_on_the_emulated_machine(
     tmp_path_factory: pytest.TempPathFactory, knobs: str, kind: str
 ) -> None:
     problem = problem_of(knobs, kind)
-    folder = tmp_path_factory.getbasetemp() / "packed" / f"{knobs}_{kind}"
-    kernel = emulated(Candidate.of(problem, KNOBS[knobs]), folder)
+    kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, kind)
     alone = replace(problem, packed_rows=(137, 67), batch=1, seqlen_q=137)
-    shapes = [
-        problem,
-        problem,
-        alone,
-    ]  # the way changes with the place: typical lengths, then ragged ones
-    outcome = check(kernel, shapes, [("lazy", 0)], deterministic=knobs != "one_pass")
+    # The way changes with the place: typical lengths, then ragged ones.
+    outcome = check(
+        kernel,
+        [problem, problem, alone],
+        [("lazy", 0)],
+        deterministic=knobs != "one_pass",
+        adjust=nothing_behind,
+    )
     assert outcome.ok, outcome.reason
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: str) -> None:
-    knobs, header, before, after = MISTAKES[mistake]
-    problem = problem_of(knobs, "causal")
-    folder = tmp_path_factory.getbasetemp() / "packed" / mistake
-    kernel = emulated(
-        Candidate.of(problem, KNOBS[knobs]), folder, {mistake: (header, before, after)}
+    knobs = MISTAKES[mistake][0]
+    kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, "all")
+    outcome = check(
+        kernel,
+        [problem_of(knobs, "all")] * 2,
+        [("lazy", 1)],
+        mutant=mistake,
+        deterministic=False,
+        adjust=nothing_behind,
     )
-    outcome = check(kernel, [problem] * 2, [("lazy", 1)], mutant=mistake, deterministic=False)
     assert outcome.kind == "wrong", outcome
 
 
-def test_defaults_build_with_params_in_registers_and_say_their_workspace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "family", "arch"), [(A100, "sm80", "80"), (H100, "sm90", "90a")]
+)
+def test_defaults_build_with_params_in_registers_and_say_their_workspace(
+    kernel_store: Store, policy: type[Policy], family: str, arch: str
+) -> None:
     base = replace(BASE, dim_qk=128, dim_v=128)
     backward = replace(base, direction="backward")
-    problems = [base, backward, replace(backward, deterministic=True)]
-    made = [A100().default(problem) for problem in problems]
+    problems = [
+        base,
+        backward,
+        *([replace(backward, deterministic=True)] if policy is A100 else []),
+    ]
+    made = [policy().default(problem) for problem in problems]
+    assert {candidate.family for candidate in made} == {family}
     results = build(
         [render(candidate) for candidate in made],
-        BuildTarget(arch="80", ptx=False),
+        BuildTarget(arch=arch, ptx=False),
         toolchain=find_toolchain(),
-        store=Store(tmp_path),
+        store=kernel_store,
     )
     for problem, candidate, artifact in zip(problems, made, results, strict=True):
         assert isinstance(artifact, Artifact), artifact

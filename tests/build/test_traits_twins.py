@@ -22,7 +22,7 @@ from attention_autotuner.kernels.scores_backward_sm80.rules import (
 from attention_autotuner.kernels.scores_forward_sm80.rules import KERNEL_PREDICATES
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES, COPY_PREDICATES
 from tests.candidates import KEYS, ROWS, backward, forward
-from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
 
 pytestmark = pytest.mark.build
 
@@ -41,6 +41,8 @@ ILLEGAL = {
     "num_stages_range": forward(LEGAL, num_stages=5),
     "qk_ahead_needs_two_whole_stages": forward(LEGAL, qk_ahead=True, num_stages=1),
     "sliced_k_needs_two_stages": forward(LEGAL, k_slice=64, num_stages=1),
+    "softmax_alone": forward(LEGAL, op="retnet", mask="explicit", split_kv=True),
+    "packed_sequences_keep_rows_and_keys": forward(LEGAL, modifications=("packed",), pack_gqa=True),
     "copy_bytes_known": forward(LEGAL, copy_bytes=4),
 }
 TOO_LARGE = forward(LEGAL, block_m=256, warps_m=16, block_n=128, num_stages=4)
@@ -121,7 +123,7 @@ def test_shared_memory_of_forward_is_counted_alike(tmp_path: Path) -> None:
     for dim_qk, dim_v in dims:
         legal = policy.legal(Problem(dim_qk=dim_qk, dim_v=dim_v))
         candidates += legal[:: max(1, len(legal) // 23)]
-    assert printed(tmp_path, candidates) == counted(candidates)
+    compare_traits(tmp_path, candidates)
     for knob in ("num_stages", "q_in_registers", "k_slice", "v_slices", "warps_n", "block_n"):
         assert len({getattr(item.knobs, knob) for item in candidates}) > 1, knob
 
@@ -139,7 +141,7 @@ def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
         older = resolve(policy).on((8, 0))
         legal = older.legal(Problem(direction="backward", dim_qk=dim_qk, dim_v=dim_v))
         candidates += legal[:: max(1, len(legal) // 17)]
-    assert printed(tmp_path, candidates) == counted(candidates)
+    compare_traits(tmp_path, candidates)
     assert {item.knobs.plan for item in candidates} == {"one_pass", "two_kernels", "three_kernels"}
     passes = [shape for item in candidates for shape in backward_resources.shapes(item)]
     keys = [item.knobs for item in passes if isinstance(item, backward_resources.KeyShape)]
@@ -165,7 +167,7 @@ def test_shared_memory_under_a_mask_is_counted_alike(tmp_path: Path, mask: Any) 
             )
             legal = resolve(policy).legal(problem)
             candidates += legal[:: max(1, len(legal) // 11)]
-        assert printed(tmp_path, candidates) == counted(candidates)
+        compare_traits(tmp_path, candidates)
 
 
 def test_shares_of_dq_are_cut_alike(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from attention_autotuner.kernels.recurrent_sm80.rules import RECURRENT_PREDICATE
 from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES, COPY_PREDICATES
 from tests.candidates import CHUNKS, RETENTION, retention
-from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
 
 pytestmark = pytest.mark.build
 
@@ -108,7 +108,7 @@ def test_shared_memory_of_passes_is_counted_alike(tmp_path: Path, direction: Any
             )
             legal = resolve(policy).legal(problem)
             candidates += legal[:: max(1, len(legal) // 9)]
-    assert printed(tmp_path, candidates) == counted(candidates)
+    compare_traits(tmp_path, candidates)
     passes = [
         launch.subject.knobs
         for item in candidates
@@ -125,4 +125,4 @@ def test_warps_that_exchange_scores_take_room_for_them(tmp_path: Path) -> None:
         chunkwise(deep | {"columns": columns}, chunk=chunk)
         for columns, chunk in ((32, 64), (64, 32), (32, 32), (64, 64))
     ]
-    assert printed(tmp_path, candidates) == counted(candidates)
+    compare_traits(tmp_path, candidates)

@@ -18,7 +18,7 @@ from attention_autotuner.kernels.attention_forward_sm90.rules import (
 )
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
 
 pytestmark = pytest.mark.build
 
@@ -95,9 +95,8 @@ def test_masks_are_counted_alike(tmp_path: Path) -> None:
         if candidate.kernel == PLAIN.kernel
     ]
     assert {shape_of(candidate).knobs.v_slices for candidate in candidates} == {1, 2}
-    assert printed(tmp_path, candidates) == counted(candidates)
     fragments = [shape_of(candidate).fragment_registers for candidate in candidates]
-    assert printed(tmp_path, candidates, "kFragmentRegisters") == fragments
+    compare_traits(tmp_path, candidates, kFragmentRegisters=fragments)
 
 
 def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
@@ -111,8 +110,9 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     candidates = list(dict.fromkeys(candidate.compiled for candidate in candidates))
     assert len(candidates) > 100
     assert {shape_of(candidate).knobs.warpgroups for candidate in candidates} == {1, 2, 3, 4}
-    assert printed(tmp_path, candidates) == counted(candidates)
-    registers = [shape_of(candidate).consumer_registers for candidate in candidates]
-    assert printed(tmp_path, candidates, "kConsumerRegisters") == registers
-    fragments = [shape_of(candidate).fragment_registers for candidate in candidates]
-    assert printed(tmp_path, candidates, "kFragmentRegisters") == fragments
+    compare_traits(
+        tmp_path,
+        candidates,
+        kConsumerRegisters=[shape_of(candidate).consumer_registers for candidate in candidates],
+        kFragmentRegisters=[shape_of(candidate).fragment_registers for candidate in candidates],
+    )

@@ -20,7 +20,7 @@ from attention_autotuner.kernels.attention_backward_sm90.resources import shapes
 from attention_autotuner.kernels.attention_backward_sm90.rules import BACKWARD_PASS_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
 
 pytestmark = pytest.mark.build
 
@@ -105,10 +105,10 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     ]
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert len(passes) > 100
-    assert printed(tmp_path, candidates) == counted(candidates)
-    for member, values in {
-        "kConsumerRegisters": [shape.consumer_registers for shape in passes],
-        "kFragmentRegisters": [shape.fragment_registers for shape in passes],
-        "kThreads": [shape.threads for shape in passes],
-    }.items():
-        assert printed(tmp_path, candidates, member) == values, member
+    compare_traits(
+        tmp_path,
+        candidates,
+        kConsumerRegisters=[shape.consumer_registers for shape in passes],
+        kFragmentRegisters=[shape.fragment_registers for shape in passes],
+        kThreads=[shape.threads for shape in passes],
+    )

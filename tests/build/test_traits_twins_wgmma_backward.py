@@ -26,9 +26,8 @@ from attention_autotuner.kernels.shared.passes import kernel_violation
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
 from tests.cpp_mirror import (
     asserted,
+    compare_traits,
     compile_host,
-    counted,
-    printed,
     sm90_retnet_candidates,
     source_of,
 )
@@ -86,20 +85,15 @@ def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None
     assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
 
 
-def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
-    candidates = sm90_retnet_candidates("backward")
+def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
+    candidates = sm90_retnet_candidates()
     assert len(candidates) > 40
-    assert printed(tmp_path, candidates) == counted(candidates)
-
-
-def test_registers_are_traded_alike(tmp_path: Path) -> None:
-    pass_shapes = [
-        shape for candidate in sm90_retnet_candidates("backward") for shape in shapes(candidate)
-    ]
+    pass_shapes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert {shape.kept_registers for shape in pass_shapes} == {0, 16}
-    for member, wanted in (
-        ("kConsumerRegisters", [shape.consumer_registers for shape in pass_shapes]),
-        ("kProducerRegisters", [PRODUCER_REGISTERS] * len(pass_shapes)),
-        ("kKeepsX", [int(shape.kept_registers > 0) for shape in pass_shapes]),
-    ):
-        assert printed(tmp_path, sm90_retnet_candidates("backward"), member) == wanted, member
+    compare_traits(
+        tmp_path,
+        candidates,
+        kConsumerRegisters=[shape.consumer_registers for shape in pass_shapes],
+        kProducerRegisters=[PRODUCER_REGISTERS] * len(pass_shapes),
+        kKeepsX=[int(shape.kept_registers > 0) for shape in pass_shapes],
+    )

@@ -18,7 +18,7 @@ from attention_autotuner.kernels.chunks_sm90.resources import shape_of
 from attention_autotuner.kernels.chunks_sm90.rules import CHUNK_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
 
 pytestmark = pytest.mark.build
 
@@ -80,12 +80,13 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
         if selected.family == "sm90"
     ]
     assert len(candidates) > 30
-    assert printed(tmp_path, candidates) == counted(candidates)
-    walks = [shape_of(selected) for selected in candidates]
-    registers = printed(tmp_path, candidates, "kStateRegisters")
-    assert registers == [shape_here.state_registers for shape_here in walks]
-    fragments = printed(tmp_path, candidates, "kFragmentRegisters")
-    assert fragments == [shape_here.fragment_registers for shape_here in walks]
+    forwards = [shape_of(selected) for selected in candidates]
+    compare_traits(
+        tmp_path,
+        candidates,
+        kStateRegisters=[shape.state_registers for shape in forwards],
+        kFragmentRegisters=[shape.fragment_registers for shape in forwards],
+    )
 
 
 BACKWARD = replace(
@@ -148,7 +149,6 @@ def test_shared_memory_and_registers_of_the_gradients_are_counted_alike(tmp_path
         if selected.family == "sm90"
     ]
     assert len(candidates) > 20
-    assert printed(tmp_path, candidates) == counted(candidates)
     shapes = [shape for selected in candidates for shape in shapes_of(selected).values()]
-    registers = printed(tmp_path, candidates, "kStateRegisters")
-    assert registers == [shape.state_registers for shape in shapes]
+    registers = [shape.state_registers for shape in shapes]
+    compare_traits(tmp_path, candidates, kStateRegisters=registers)

@@ -32,11 +32,12 @@ from tests.numerics.score_modifications import KINDS
 pytestmark = pytest.mark.build
 
 BASE = Problem(batch=1, heads_q=4, heads_kv=2, seqlen_q=203, seqlen_k=301, dim_qk=64, dim_v=64)
+PAIR_OF_HEADS = {"heads_q": 2, "heads_kv": 1}
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
-    {"causal": True, "seqlen_q": 231, "seqlen_k": 103},  # rows that see no key
-    {"causal": True, "causal_alignment": "top_left", "seqlen_k": 140},
-    {"seqlen_q": 5},
+    {**PAIR_OF_HEADS, "causal": True, "seqlen_q": 231, "seqlen_k": 103},  # rows that see no key
+    {**PAIR_OF_HEADS, "causal": True, "causal_alignment": "top_left", "seqlen_k": 140},
+    {**PAIR_OF_HEADS, "seqlen_q": 5},
 )
 FORWARD = AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap")
 STREAM = replace(
@@ -139,14 +140,14 @@ def test_sinks_hold_with_key_bounds(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_defaults_build_without_spills(tmp_path: Path, direction: Any) -> None:
+def test_defaults_build_without_spills(kernel_store: Store, direction: Any) -> None:
     problems = [
         Problem(direction=direction, causal=True, dim_qk=dim, dim_v=dim, **KINDS[kind])
         for dim, kind in ((64, "bent"), (128, "window"), (128, "softcap"), (128, "alibi"))
     ]
     kernels = [render(H100().default(problem)) for problem in problems]
     target = BuildTarget(arch="90a")
-    for artifact in build(kernels, target, toolchain=find_toolchain(), store=Store(tmp_path)):
+    for artifact in build(kernels, target, toolchain=find_toolchain(), store=kernel_store):
         assert isinstance(artifact, Artifact), artifact
         # What the backward's loop over tiles keeps in memory is read and written once a tile.
         spilt = 0 if direction == "forward" else 40

@@ -24,7 +24,7 @@ from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
-from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
+from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs, Sm90Pass
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 
@@ -32,11 +32,12 @@ toolchain.nvcc_places = lambda: iter(())
 toolchain.driver_release = lambda: (12, 4)
 tools = toolchain.find_toolchain()
 knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=16)
-wide = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
+wide = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
+wide = BackwardSm90Knobs(dq=wide, dk=wide, dv=wide)
 dims = {"dtype": "fp16", "padded_dim_qk": 16, "padded_dim_v": 16}
 kernels = [
     render(Candidate(knobs=knobs, **dims)),
-    render(Candidate(op="retnet", mask="explicit", knobs=wide, **dims)),
+    render(Candidate(op="retnet", direction="backward", mask="explicit", knobs=wide, **dims)),
 ]
 built = build(kernels, BuildTarget(arch="80"), toolchain=tools, store=Store(sys.argv[1]))
 print(json.dumps({

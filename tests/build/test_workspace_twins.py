@@ -28,7 +28,7 @@ from attention_autotuner.kernels.registry import KERNELS, kernel_of
 from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowPass
 from attention_autotuner.kernels.scores_forward_sm80 import resources as scores_forward
 from attention_autotuner.operations.params import workspace_bytes
-from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, retention
+from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, forward, retention
 from tests.cpp_mirror import compile_host
 
 pytestmark = pytest.mark.build
@@ -111,6 +111,7 @@ ON_HOST = [
         replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s, splits=splits, **SPLIT))
         for s, splits in (("static", 1), ("static", 3), ("dynamic", 64))
     ),
+    *(forward(split_kv=True, pack_gqa=True, splits=splits) for splits in (1, 3, 64)),
     FUSED,
     MASKED,
     TWO_PASS,
@@ -262,16 +263,16 @@ BUILT = {
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def libraries(kernel_store: Store) -> dict[str, Path]:
     """Artifacts by their names above."""
-    store, toolchain = Store(tmp_path_factory.mktemp("store")), find_toolchain()
+    toolchain = find_toolchain()
     paths = {}
     for arch in ("80", "90"):
         kernels = {
             name: render(selected) for name, (selected, target) in BUILT.items() if target == arch
         }
         results = build(
-            list(kernels.values()), BuildTarget(arch=arch), toolchain=toolchain, store=store
+            list(kernels.values()), BuildTarget(arch=arch), toolchain=toolchain, store=kernel_store
         )
         for name, result in zip(kernels, results, strict=True):
             assert isinstance(result, Artifact), result

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,8 +50,8 @@ def build(candidate: Candidate, folder: Path, mutants: Mutants | None = None) ->
         *("-o", str(compiled), str(source)),
     )
     # Without the sanitizer's library: the machine has its handler.
-    machine = machine_object(folder.parent)
-    _compile("-shared", "-Wl,-Bsymbolic", "-o", str(library), str(compiled), str(machine))
+    objects = (str(compiled), str(machine_object()))
+    _compile("-shared", "-Wl,-Bsymbolic", "-o", str(library), *objects)
     return load(library)
 
 
@@ -75,19 +78,16 @@ def configure(
     function(POLICIES.index(policy), seed, multiprocessors, mutant.encode())
 
 
-def machine_object(folder: Path) -> Path:
-    """The machine, compiled once for a folder."""
-    target = folder / "machine.o"
-    if not target.exists() or target.stat().st_mtime_ns < _newest(HERE / "runtime"):
-        source = target.with_suffix(".cpp")
-        sources = sorted((HERE / "runtime").glob("*.cpp"))
-        source.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
-        _compile("-O3", "-c", "-o", str(target), str(source))
+@functools.cache
+def machine_object() -> Path:
+    """The machine, compiled once for a process."""
+    folder = Path(tempfile.mkdtemp(prefix="emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target, source = folder / "machine.o", folder / "machine.cpp"
+    sources = sorted((HERE / "runtime").glob("*.cpp"))
+    source.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
+    _compile("-O3", "-c", "-o", str(target), str(source))
     return target
-
-
-def _newest(folder: Path) -> int:
-    return max(path.stat().st_mtime_ns for path in folder.iterdir())
 
 
 def _compile(*arguments: str) -> None:

@@ -227,7 +227,7 @@ def prove(folder: Path, options: argparse.Namespace) -> Bar:
         status, said = command(folder / "cache", "records", "prove", "--again", "--file", str(copy))
         bad += [shipped.name] if status else []
         states.update(said.get("states", {}))
-    return Bar(name="prove", passed=not bad, said=f"{dict(states)}", data={"states": states})
+    return Bar(name="prove", passed=not bad, said=f"{dict(states)}", data={"states": dict(states)})
 
 
 def budget(folder: Path, options: argparse.Namespace) -> Bar:

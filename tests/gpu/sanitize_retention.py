@@ -23,7 +23,6 @@ from attention_autotuner.kernels.scores_backward_sm90.knobs import (
     Sm90Pass,
 )
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
-from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 
 from .bare_retention import RetentionCall
 
@@ -51,7 +50,6 @@ def _retention(dims: tuple[int, int], knobs: KernelKnobs, **fields: Any) -> Cand
 
 FORWARD = ForwardKnobs(block_m=64, block_n=32, warps_m=4, num_stages=2, k_slice=64)
 ONE_STAGE = replace(FORWARD, num_stages=1)
-WGMMA = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
 WIDE = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
 IN_PARTS = replace(WIDE, num_stages=1, depth_slices=2, slice_stages=3)
 IN_TURNS = replace(WIDE, warpgroups=3, ping_pong=True)
@@ -70,10 +68,6 @@ RETNET: dict[str, Candidate] = {
     "retnet-explicit-unaligned-bf16": _retnet((64, 64), ONE_STAGE, copy_bytes=2, dtype="bf16"),
     "retnet-explicit-two-warps-along-keys": _retnet(
         (64, 64), replace(FORWARD, block_n=64, warps_m=2, warps_n=2)
-    ),
-    "retnet-wgmma": _retnet((64, 64), WGMMA),
-    "retnet-wgmma-slices-bf16": _retnet(
-        (128, 128), replace(WGMMA, v_slices=2, num_stages=1), dtype="bf16"
     ),
     "retnet-wgmma-backward": _retnet(
         (64, 64), BackwardSm90Knobs(dq=WIDE, dk=IN_TURNS, dv=IN_TURNS)

@@ -31,6 +31,7 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-forward-dynamic": _first(PLAIN, (96, 96), lambda name: "dynamic" in name),
     "wgmma-decode": _default(FEW, (128, 128)).launched({"splits": 3}),
     "wgmma-forward-masked": _first(MASKED, (64, 64), lambda name: "exact" in name),
+    "wgmma-forward-masked-slices-bf16": _default(replace(MASKED, dtype="bf16"), (128, 304)),
     "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
     "wgmma-backward-keys-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),

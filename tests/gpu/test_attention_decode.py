@@ -1,4 +1,4 @@
-"""Few queries on long keys by attention's forward of family sm90: every split count gives what the reference gives."""
+"""Few queries on long keys by attention's forwards: every split count gives what the reference gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention_autotuner.arch import H100
+from attention_autotuner.arch import A100, H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from tests.numerics import harness
@@ -32,13 +32,22 @@ DECODING = {
 }
 
 
-@pytest.mark.parametrize("name", DECODING)
-def test_split_counts(pool: KernelPool, name: str, device: torch.device) -> None:
+def stream_of(family: str, problem: Problem, device: torch.device) -> Candidate:
+    """The default that splits keys of a family on the present GPU."""
+    if family == "sm80":
+        return A100().default(problem)
     if torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("needs compute capability 9.0")
+    return H100().default(problem)
+
+
+@pytest.mark.parametrize("family", ["sm80", "sm90"])
+@pytest.mark.parametrize("name", DECODING)
+def test_split_counts(pool: KernelPool, name: str, family: str, device: torch.device) -> None:
     problem = DECODING[name]
-    default: Candidate = H100().default(problem)
-    assert default.kernel == "attention_forward_sm90"
+    default = stream_of(family, problem, device)
+    assert default.family == family
+    assert default.knobs.split_kv
     for splits in (1, 2, 3, 7, 40):
         candidate = default.launched({"splits": splits})
         kernel = pool.kernel(candidate)

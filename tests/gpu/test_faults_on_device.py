@@ -124,9 +124,9 @@ def test_rounds_in_which_each_is_waited_for_agree_with_those_in_which_all_are(
         entries={"one": [isolated.crossing(faulty(SLOW))]},
         seed=0,
     )
-    both = [
-        [worker.call("round", order=["one"], alone=alone)["one"] for _ in range(9)]
-        for alone in (False, True)
+    rounds = [  # in turns, as the clock of a GPU that rested still changes
+        [worker.call("round", order=["one"], alone=alone)["one"] for alone in (False, True)]
+        for _ in range(9)
     ]
-    together, alone = (sorted(times)[4] for times in both)
+    together, alone = (sorted(times)[4] for times in zip(*rounds, strict=True))
     assert alone == pytest.approx(together, rel=0.03)

@@ -1,9 +1,9 @@
-"""Packed sequences on a GPU: default kernels against the reference, each sequence alone, graphs, builds, balance."""
+"""Packed sequences on a GPU: kernels of both families, each sequence alone, graphs, builds, balance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -11,8 +11,11 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import settings
+from attention_autotuner.arch import Policy
 from attention_autotuner.codegen import build as build_module
+from attention_autotuner.core.candidate import Candidate, Family
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import registry
 from attention_autotuner.tuning.verify import verify
 from tests.gpu.timing import milliseconds
 from tests.numerics.kernel_pool import KernelPool
@@ -27,11 +30,18 @@ PASSES: tuple[dict[str, Any], ...] = (
     {"direction": "backward"},
     {"direction": "backward", "deterministic": True},
 )
-DIMS: tuple[dict[str, Any], ...] = (
-    {"dim_qk": 64, "dim_v": 64},
-    {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"},
-    {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2},
-    {"dim_qk": 256, "dim_v": 256, "dtype": "bf16"},
+D64: dict[str, Any] = {"dim_qk": 64, "dim_v": 64}
+D128: dict[str, Any] = {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"}
+FAMILIES: tuple[tuple[Family, str, dict[str, Any]], ...] = (
+    ("sm90", "top_left", D64),
+    ("sm90", "all", D64),
+    ("sm90", "plain", D128),
+    ("sm90", "causal", D128),
+    ("sm90", "all", D128),
+    ("sm90", "causal", {"dim_qk": 192, "dim_v": 128}),
+    ("sm80", "all", {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2}),
+    ("sm80", "plain", D128),
+    ("sm80", "causal", {**D128, "dim_qk": 256, "dim_v": 256}),
 )
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
@@ -41,11 +51,29 @@ SHAPES: tuple[dict[str, Any], ...] = (
 LENGTHS = [1969, 1311, 268, 125, 411, 249, 1481, 154, 349]
 LENGTHS += [576, 2658, 398, 139, 1298, 680, 120, 2678, 1520]
 
+
+@dataclass(frozen=True)
+class Packed:
+    """A family's default kernel for a problem."""
+
+    family: Family
+    problem: Problem
+
+    def candidate(self, present: Policy) -> Candidate:
+        """The kernel; that of the policy where it has no such family."""
+        families = (self.family,) if self.family in present.families else present.families
+        made = registry.default(self.problem, families, present.spec)
+        assert made is not None, self
+        return made
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.problem.describe()}"
+
+
 CHECKED = [
-    replace(BASE, **KINDS[kind], **named, **dims)
-    for dims in DIMS
+    Packed(family, replace(BASE, **KINDS[kind], **named, **dims))
+    for family, kind, dims in FAMILIES
     for named in PASSES
-    for kind in ("plain", "all")
 ]
 # Of the calls, and of the sequences alone.
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -57,7 +85,7 @@ CALLED = [
     for change in CHANGES
     for named in PASSES[:2]
 ]
-PROBLEMS = [*CHECKED, *CALLED]
+PROBLEMS = CALLED
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +95,15 @@ def _defaults(pool: KernelPool) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("problem", CHECKED, ids=Problem.describe)
-def test_the_default_kernel(pool: KernelPool, problem: Problem, device: torch.device) -> None:
-    made = pool.present.default(problem)
+@pytest.mark.parametrize("packed", CHECKED, ids=str)
+def test_the_default_kernel(pool: KernelPool, packed: Packed, device: torch.device) -> None:
+    if packed.family not in pool.present.families:
+        pytest.skip(f"{pool.present.name} has no family {packed.family}")
+    made = packed.candidate(pool.present)
     kernel = pool.kernel(made)
     for shape in SHAPES:
-        outcome = verify(
-            replace(problem, **shape), kernel, deterministic=made.deterministic, device=device
-        )
+        problem = replace(packed.problem, **shape)
+        outcome = verify(problem, kernel, deterministic=made.deterministic, device=device)
         assert outcome.ok, outcome
 
 

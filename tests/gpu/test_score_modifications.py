@@ -153,25 +153,22 @@ def test_results_and_gradients_against_fp64(
     q, k, v = leaves[:3]
     results = flash_attn_func(q, k, v, causal=True, return_lse=True, **options)
     # Leaves of their own: gradients of the formula would be rounded to the dtype of ours.
-    exact_leaves = [x.detach().double().requires_grad_() for x in leaves]
-    if "sinks" in options:
-        options["sinks"] = exact_leaves[3]
-    exact = formula(*exact_leaves[:3], causal=True, **options)
-    grads = [torch.randn_like(x) for x in results]
-    losses = [
-        [(x.double() * g.double()).sum() for x, g in zip(pair, grads, strict=True)]
-        for pair in (results, exact)
+    leaves_of, results_of = [leaves], [results]
+    for of in (torch.float64, dtype):
+        q, k, v, *sinks = (x.detach().to(of).requires_grad_() for x in leaves)
+        replaced = {**options, **({"sinks": sinks[0]} if sinks else {})}
+        leaves_of.append([q, k, v, *sinks])
+        results_of.append(formula(q, k, v, causal=True, dtype=of, **replaced))
+    grads = [torch.randn_like(x).double() for x in results]
+    gradients = [
+        torch.autograd.grad(sum((x.double() * g).sum() for x, g in zip(of, grads, strict=True)), by)
+        for of, by in zip(results_of, leaves_of, strict=True)
     ]
-    ours, refs = (
-        torch.autograd.grad(loss[0] + loss[1], of)
-        for loss, of in zip(losses, (leaves, exact_leaves), strict=True)
-    )
-    pairs = [*zip(results, exact, strict=True), *zip(ours, refs, strict=True)]
-    for out, ref in pairs:
-        rounded = ref.to(dtype).double()  # one rounding, on top of what the comparison allows
-        scale = float(ref.abs().max())
-        low = rounded + torch.sign(rounded - ref) * 2e-3 * scale
-        comparison = check(out.detach().double(), ref.detach().double(), low.detach())
+    sides = [[*of, *to] for of, to in zip(results_of, gradients, strict=True)]
+    for ours, exact, low in zip(
+        *([x.detach().double() for x in side] for side in sides), strict=True
+    ):
+        comparison = check(ours, exact, low)
         assert comparison, comparison.reason
 
 

@@ -13,17 +13,13 @@ import torch
 
 from attention_autotuner.core import abi
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.params import struct_of
 from attention_autotuner.operations.shared.tensors import Workspace
 from attention_autotuner.serving.loader import LoadedKernel
 
 SIZES = (
     "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "dim_qk", "dim_v", "causal_offset",
 )  # fmt: skip  # fields that a problem determines
-
-
-def struct_of(problem: Problem) -> type[ctypes.Structure]:
-    """The mirror of the header's struct for an operation and direction."""
-    return abi.STRUCTS[f"{abi.SYMBOL_PREFIX}{problem.op}_{problem.direction}_params"]
 
 
 def make_params(

@@ -42,30 +42,31 @@ def formula(
     alibi_slopes: torch.Tensor | None = None,
     attn_mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and LSE in fp64, differentiable."""
+    """O and LSE, computed in the dtype, differentiable."""
     group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
-    s = q.shape[-1] ** -0.5 * (q.double() @ k.mT)
+    k, v = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    s = q.shape[-1] ** -0.5 * (q.to(dtype) @ k.mT)
     rows, keys = (torch.arange(n, device=q.device) for n in s.shape[2:])
     to_end = rows[:, None] + s.shape[3] - s.shape[2] - keys
     if softcap:
         s = softcap * torch.tanh(s / softcap)
     if alibi_slopes is not None:
         slopes = alibi_slopes if alibi_slopes.dim() == 2 else alibi_slopes[None]
-        s = s - slopes.double()[..., None, None] * to_end.abs()
+        s = s - slopes.to(dtype)[..., None, None] * to_end.abs()
     behind = to_end if causal_alignment == "bottom_right" else rows[:, None] - keys
     left, right = (math.inf if x < 0 else x for x in window_size)
     seen = (behind <= left) & (behind >= (0 if causal else -right))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         seen = seen & attn_mask
     elif attn_mask is not None:
-        s = s + attn_mask.double()
+        s = s + attn_mask.to(dtype)
     s = s.masked_fill(~seen, -math.inf)
     if sinks is None:
         empty = ~seen.any(-1, keepdim=True)
         p = s.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
         lse = s.masked_fill(empty, 0.0).logsumexp(-1).masked_fill(empty[..., 0], -math.inf)
         return p @ v, lse
-    s = torch.cat((s, sinks.double()[:, None, None].expand(*s.shape[:3], 1)), dim=3)
+    s = torch.cat((s, sinks.to(dtype)[:, None, None].expand(*s.shape[:3], 1)), dim=3)
     return s.softmax(-1)[..., :-1] @ v, s.logsumexp(-1)

@@ -34,7 +34,7 @@ KERNELS_OF = {
     "score_": {"scores_forward_sm80", "scores_backward_sm80"},
     "attention_sm90_": {"attention_forward_sm90"},
     "gradient_sm90_": {"attention_backward_sm90"},
-    "wgmma_": {"scores_forward_sm90", "scores_backward_sm90", "attention_forward_sm90"},
+    "wgmma_": {"scores_backward_sm90", "attention_forward_sm90"},
     "chunk_sm90_": CHUNKS_SM90,
     "chunk_": CHUNKS,
     "recurrent_": {"recurrent_sm80"},
@@ -146,7 +146,7 @@ def test_the_constants_of_a_prefix_reach_each_of_its_kernels(
 @pytest.mark.parametrize(
     ("kernel", "name", "value"),
     [
-        ("scores_forward_sm90", "wgmma_step_clk", 400.0),
+        ("scores_backward_sm90", "wgmma_step_clk", 400.0),
         ("attention_forward_sm90", "attention_sm90_step_clk", 250.0),
         ("attention_backward_sm90", "gradient_sm90_step_clk", 700.0),
         ("scores_backward_sm90", "wgmma_tile_clk", 6000.0),

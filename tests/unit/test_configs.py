@@ -25,7 +25,6 @@ SM90_RETENTION_BACKWARD = H100().default(replace(RETENTION, direction="backward"
 DEFAULTS = {
     ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
     ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),
-    ("scores_forward_sm90", ""): H100().default(replace(RETNET, dim_qk=64, dim_v=64)),
     ("attention_forward_sm90", ""): SM90_ATTENTION,
     ("attention_backward_sm90", ""): SM90_GRADIENT,
     ("scores_backward_sm80", ""): A100().default(replace(ATTENTION, direction="backward")),

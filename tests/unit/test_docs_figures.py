@@ -52,6 +52,19 @@ def cpp() -> Iterator[str]:
     yield f"Kernels under {GRAPH_BELOW_US:.0f} us are timed by CUDA graphs"
 
 
+def score_modifications() -> Iterator[str]:
+    rows = {(r["case"], *r["modes"]): r["ratios"] for r in result("score_modifications")["rows"]}
+    for case in ("alibi_4k", "softcap_4k", "sinks_4k", "window_16k", "window_sinks_16k"):
+        both = [
+            [rows[case, mode].get(f"{over} {mode}") for mode in ("forward", "backward")]
+            for over in ("plain", "flex")
+        ]
+        cells = [
+            " and ".join(f"{r['ratio']:.2f}" for r in pair) if all(pair) else "-" for pair in both
+        ]
+        yield f" | {' | '.join(cells)} |"
+
+
 def bundles() -> Iterator[str]:
     assert result("first_call")["bar_seconds"] == 1.0
     yield "to one second"
@@ -83,6 +96,10 @@ def kernel_log() -> Iterator[str]:
     yield " and ".join(
         shown("attention_forward", name, "forward")[0] for name in ("sdpa_flash", "flash_attn_4")
     )
+    cudnn, flash = (
+        shown("attention_forward_bf16", name, "forward")[0] for name in ("sdpa_cudnn", "sdpa_flash")
+    )
+    yield f"{cudnn} of cuDNN, {flash} of FlashAttention-2 |"
     flash, cudnn, copy = (
         shown("decode", name, "forward")[0] for name in ("sdpa_flash", "sdpa_cudnn", "copy")
     )
@@ -126,6 +143,7 @@ def kernel_log() -> Iterator[str]:
         ("training.md", training),
         ("cpp.md", cpp),
         ("bundles.md", bundles),
+        ("score_modifications.md", score_modifications),
         ("troubleshooting.md", troubleshooting),
         ("kernel_log.md", kernel_log),
     ],

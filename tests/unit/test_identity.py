@@ -28,7 +28,6 @@ from attention_autotuner.kernels.scores_backward_sm90.knobs import (
     Sm90Pass,
 )
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
-from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 
 # For every field another legal value. A field that is not here fails the test, so that a new one cannot be forgotten.
 PROBLEM_FLIPS: dict[str, Any] = {
@@ -69,6 +68,9 @@ FORWARD_FLIPS: dict[str, Any] = {
     "persistent": True,
     "cta_order": "longest_first",
     "ctas_per_sm": 2,
+    "pack_gqa": True,
+    "split_kv": False,
+    "splits": 2,
 }
 KEY_FLIPS: dict[str, Any] = {
     "block_m": 32,
@@ -135,14 +137,6 @@ GRADIENT_FLIPS: dict[str, Any] = {
     "dk": OTHER_CHUNKS,
     "dv": OTHER_CHUNKS,
 }
-WGMMA = ForwardSm90Knobs(warpgroups=2, block_n=128, num_stages=2)
-WGMMA_FLIPS: dict[str, Any] = {
-    "warpgroups": 3,
-    "block_n": 64,
-    "num_stages": 1,
-    "v_slices": 2,
-    "cta_order": "longest_first",
-}
 WGMMA_PASS = Sm90Pass(warpgroups=2, block_columns=128, num_stages=2, slice_stages=3)
 WGMMA_PASS_FLIPS: dict[str, Any] = {
     "warpgroups": 3,
@@ -196,6 +190,7 @@ CANDIDATE = Candidate(
         warps_m=4,
         num_stages=2,
         k_slice=128,
+        split_kv=True,
     ),
 )
 
@@ -223,7 +218,6 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         (CHUNKWISE, CHUNKWISE_FLIPS),
         (RECURRENT, RECURRENT_FLIPS),
         (GRADIENTS, GRADIENT_FLIPS),
-        (WGMMA, WGMMA_FLIPS),
         (WGMMA_PASS, WGMMA_PASS_FLIPS),
         (WGMMA_SPLIT, WGMMA_SPLIT_FLIPS),
         (WALK, WALK_FLIPS),
@@ -241,7 +235,6 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         "chunkwise",
         "recurrent",
         "retention backward",
-        "wgmma forward",
         "wgmma pass",
         "wgmma backward",
         "wgmma chunkwise",
@@ -315,11 +308,10 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
             lambda knobs_given: replace(gradients, knobs=replace(GRADIENTS, dk=knobs_given)),
         ),
     ]
-    wgmma_candidate = replace(CANDIDATE, op="retnet", mask="explicit", knobs=WGMMA)
-    split = replace(wgmma_candidate, direction="backward", knobs=WGMMA_SPLIT)
+    masked = {"op": "retnet", "mask": "explicit", "direction": "backward"}
+    split = replace(CANDIDATE, **masked, knobs=WGMMA_SPLIT)  # type: ignore[arg-type]
     chunk_candidate = replace(retention, knobs=WALK)
     groups += [
-        names(WGMMA, WGMMA_FLIPS, lambda knobs_given: replace(wgmma_candidate, knobs=knobs_given)),
         names(
             WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda knobs_given: replace(split, knobs=knobs_given)
         ),

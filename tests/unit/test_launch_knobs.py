@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attention_autotuner import settings
-from attention_autotuner.arch import H100
+from attention_autotuner.arch import A100, H100, Policy
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.codegen.bundle import INDEX, BundledPick, open_bundle
 from attention_autotuner.codegen.render import render
@@ -37,14 +37,15 @@ POLICY = H100(H200_SPEC)
 PROBLEM = Problem(dtype="bf16", batch=8, heads_q=32, heads_kv=8, seqlen_q=4, seqlen_k=8192)
 
 
-def siblings() -> list[Candidate]:
+def siblings(policy: Policy = POLICY) -> list[Candidate]:
     """Candidates of one artifact."""
-    default = POLICY.default(PROBLEM)
-    return [c for c in POLICY.legal(PROBLEM) if c.compiled == default.compiled]
+    default = policy.default(PROBLEM)
+    return [c for c in policy.legal(PROBLEM) if c.compiled == default.compiled]
 
 
-def test_the_code_does_not_know_them_and_names_do() -> None:
-    same = siblings()
+@pytest.mark.parametrize("policy", [POLICY, A100()], ids=lambda policy: policy.spec.name)
+def test_the_code_does_not_know_them_and_names_do(policy: Policy) -> None:
+    same = siblings(policy)
     assert len(same) > 1
     assert len({c.name for c in same}) == len(same)
     assert {render(c).name for c in same} == {same[0].compiled.name}
@@ -59,14 +60,14 @@ def test_the_code_does_not_know_them_and_names_do() -> None:
     assert same[0].compiled.compiled == same[0].compiled
 
 
-def test_no_other_kernel_has_any() -> None:
+def test_split_counts_are_all_there_are() -> None:
     having = {
         (name, field.name)
         for name, kernel in KERNELS.items()
         for field in fields(kernel.knobs)
         if "launch" in field.metadata
     }
-    assert having == {("attention_forward_sm90", "splits")}
+    assert having == {("attention_forward_sm90", "splits"), ("scores_forward_sm80", "splits")}
     assert "splits" in {name for name, *_ in abi.AttentionForwardParams._fields_}
 
 

@@ -39,7 +39,8 @@ def test_params_come_from_the_folder(name: str, direction: problem.Direction) ->
     mask: Mask = OPERATIONS[name].semantics.default_mask
     causal = OPERATIONS[name].semantics.is_causal(mask)
     asked = Problem(op=name, direction=direction, mask=mask, causal=causal)
-    assert struct_of(asked) is abi.STRUCTS[f"{abi.SYMBOL_PREFIX}{name}_{direction}_params"]
+    written = {"attention": "Attention", "retnet": "RetNet", "retention": "Retention"}[name]
+    assert struct_of(asked) is getattr(abi, f"{written}{direction.capitalize()}Params")
     params = params_of(asked, 0.25)
     assert (params.batch, params.dim_v) == (asked.batch, asked.dim_v)
     assert 0.25 in {params.softmax_scale if name == "attention" else params.scale}
@@ -68,6 +69,8 @@ def test_a_new_operation_needs_only_its_folder_and_its_name(
     package.__path__ = []
     monkeypatch.setitem(sys.modules, package.__name__, package)
     monkeypatch.setitem(OPERATIONS, "toy", Operation(name="toy", semantics=semantics))
+    struct = f"{abi.SYMBOL_PREFIX}toy_forward_params"  # which the header of the ABI has
+    monkeypatch.setitem(abi.STRUCTS, struct, abi.AttentionForwardParams)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(problem, "operations", lambda: tuple(OPERATIONS))
         patched.setattr(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
@@ -69,14 +69,26 @@ def test_what_becomes_of_each_candidate_is_told(records: RecordStore, challenger
     assert {event.seconds for event in events if event.kind == "built"} == {2.0}
 
 
+@dataclass
 class Alike(FakePipeline):
-    """A pipeline whose compiler makes the same machine code of two kernels."""
+    """A pipeline whose compiler makes the same machine code of two kernels, for the GPU and maybe for the host."""
+
+    hosts: int = 1
 
     def build(self, *arguments: Any, **options: Any) -> Sequence[Built | Outcome]:
         results = super().build(*arguments, **options)
         return [
-            replace(cast("FakeBuilt", r), code_digest=f"{i // 2}") for i, r in enumerate(results)
+            replace(cast("FakeBuilt", r), code_digest=f"{i // 2}", host_digest=f"{i % self.hosts}")
+            for i, r in enumerate(results)
         ]
+
+
+def test_where_hosts_launch_equal_machine_code_in_two_ways_both_are_timed(
+    records: RecordStore,
+) -> None:
+    pipeline = Alike(hosts=2)
+    tune(PROBLEM, POLICY, top_k=3, records=records, pipeline=pipeline)
+    assert len(pipeline.measured) == len(pipeline.built) == 4
 
 
 def test_of_equal_machine_code_one_is_timed(records: RecordStore) -> None:

@@ -217,16 +217,32 @@ def test_problems_of_packed_sequences() -> None:
 def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
     problem = replace(BASE, direction=direction)
     candidate = policy.default(problem)
-    assert candidate.kernel == f"scores_{direction}_sm80"
+    native = policy.name == "H100"
+    assert (
+        candidate.kernel
+        == f"{'attention' if native else 'scores'}_{direction}_sm{90 if native else 80}"
+    )
     assert candidate.modifications == ("packed",)
     assert "_packed_" in candidate.name
     assert small_problem(candidate).packed
     assert reduced(replace(problem, packed_rows=(99999, 99999))).packed_rows == (8192, 8192)
     assert not getattr(candidate.knobs, "persistent", False)
-    if direction == "forward":
-        persistent = replace(candidate, knobs=replace(candidate.knobs, persistent=True))
-        assert "got persistent=True" in str(check(persistent, policy.spec))
-        assert not any(made.knobs.persistent for made in policy.legal(problem))
+    offered = [x for x in policy.legal(problem) if x.kernel == candidate.kernel]
+    assert candidate in offered
+    assert not any(getattr(x.knobs, "persistent", False) for x in offered)
+    changes: list[tuple[str, dict[str, Any]]] = []
+    if direction == "forward" and native:
+        assert {x.knobs.schedule for x in offered} == {"dynamic", "grid"}
+        changes = [
+            ("packed_tiles_are_dispatched", {"schedule": "static"}),
+            ("flat_holds_one_sequence", {"mainloop": "overlap_flat", "ping_pong": False}),
+            ("packed_tiles_are_of_a_head", {"pack_gqa": True, "output": "direct"}),
+        ]
+    elif direction == "forward" or native:
+        changes = [("packed_tiles_are_dispatched", {"persistent": True})]
+    for rule, changed in changes:
+        other = replace(candidate, knobs=replace(candidate.knobs, **changed))
+        assert getattr(check(other, policy.spec), "predicate", None) == rule
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -236,8 +252,8 @@ def test_no_composition_of_a_batch_builds_another_kernel(direction: Any) -> None
         replace(problem, batch=batch, seqlen_q=longest, seqlen_k=longest, packed_rows=(rows, rows))
         for batch, longest, rows in ((1, 9, 9), (500, 90, 4000), (18, 2678, 17000))
     ]
-    names = {policy.default(x).name for x in (problem, *others) for policy in (A100(), H100())}
-    assert len(names) == 1
+    for policy in (A100(), H100()):
+        assert len({policy.default(x).name for x in (problem, *others)}) == 1
 
 
 def test_costs_and_flops_are_those_of_the_sequences() -> None:

@@ -14,14 +14,11 @@ from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import knobs_of
-from attention_autotuner.kernels.attention_forward_sm90.resources import (
-    row_tiles,
-    shape_of,
-    smem_bytes,
-)
+from attention_autotuner.kernels.attention_forward_sm90.resources import shape_of, smem_bytes
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.legality import check
 from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.kernels.shared.split_kv import row_tiles
 
 KERNEL = "attention_forward_sm90"
 POLICY = H100(H200_SPEC)

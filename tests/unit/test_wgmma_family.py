@@ -15,11 +15,11 @@ from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import families
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
-from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import tune
 from tests.devices import H200, RTX3090
@@ -28,7 +28,9 @@ from tests.fake_pipeline import FakePipeline
 MASKED = Problem(
     op="retnet", mask="explicit", batch=8, heads_q=8, heads_kv=8, dim_qk=256, dim_v=256
 )
-KNOBS = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
+KNOBS = AttentionForwardSm90Knobs(
+    warpgroups=2, block_n=64, mainloop="overlap", q_stages=1, mask_stages=2
+)
 
 
 def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
@@ -105,16 +107,18 @@ def test_it_is_compiled_for_its_capability_alone_and_stands_on_headers_of_its_ow
         "90a-real",
     )
     closure = include_closure(render(H100().default(MASKED)).text)
-    assert any(path.endswith("scores_forward_sm90/mainloop.cuh") for path in closure)
+    assert any(path.endswith("attention_forward_sm90/mainloop.cuh") for path in closure)
     assert not any("sm80" in path for path in closure)
 
 
 def test_a_family_takes_its_own_knobs() -> None:
     plain = H100().default(MASKED)
-    with pytest.raises(TypeError, match="scores_forward_sm90 is not of family sm80"):
+    with pytest.raises(TypeError, match="attention_forward_sm90 is not of family sm80"):
         candidate_from_config(plain.config | {"family": "sm80"})
-    with pytest.raises(TypeError, match=r"does not compute attention forward .* got ForwardSm90"):
-        Candidate.of(replace(MASKED, op="attention", mask="none"), KNOBS)
+    with pytest.raises(
+        TypeError, match=r"does not compute attention backward .* got AttentionForwardSm90"
+    ):
+        Candidate.of(replace(MASKED, op="attention", mask="none", direction="backward"), KNOBS)
     assert families("retnet", "forward") == ("sm80", "sm90")
     assert families("attention", "forward") == families("attention", "backward") == ("sm80", "sm90")
     assert candidate_from_config(plain.config) == plain
@@ -130,7 +134,7 @@ def test_the_model_knows_that_warpgroups_are_faster_and_one_stage_is_not() -> No
     assert ranked[0][1].us < 0.7 * best_old.us
     two, selected = (
         estimate(problem, replace(policy.default(problem), knobs=knobs), policy.spec).us
-        for knobs in (KNOBS, replace(KNOBS, num_stages=1))
+        for knobs in (KNOBS, replace(KNOBS, mask_stages=1))
     )
     assert two < selected
     causal = replace(problem, causal=True)

@@ -18,13 +18,11 @@ from .recurrent_sm80.kernel import RecurrentSm80
 from .scores_backward_sm80.kernel import ScoresBackwardSm80
 from .scores_backward_sm90.kernel import ScoresBackwardSm90
 from .scores_forward_sm80.kernel import ScoresForwardSm80
-from .scores_forward_sm90.kernel import ScoresForwardSm90
 
 KERNELS: dict[str, Kernel[Any]] = {
     kernel.name: kernel
     for kernel in (
         ScoresForwardSm80(),
-        ScoresForwardSm90(),
         ScoresBackwardSm80(),
         ScoresBackwardSm90(),
         ChunksSm80(),

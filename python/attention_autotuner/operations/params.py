@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..core.abi import ABI_VERSION, Tensor
-from ..core.problem import Direction, Problem
+from ..core.abi import ABI_VERSION, STRUCTS, SYMBOL_PREFIX, Tensor
+from ..core.problem import Problem
 from ..serving.loader import load
 from .registry import OPERATIONS
 
 
 class OperationParams(Protocol):
     """The module ``params`` of an operation's folder."""
-
-    STRUCTS: Mapping[Direction, type[ctypes.Structure]]
 
     def scalars(self, problem: Problem, scale: float) -> dict[str, float]:
         """Scalars by the names of fields, beside the sizes; a direction without a field leaves it out."""
@@ -28,7 +26,7 @@ def _params_of_operation(problem: Problem) -> OperationParams:
 
 def struct_of(problem: Problem) -> type[ctypes.Structure]:
     """The struct that a problem's kernels are launched with."""
-    return _params_of_operation(problem).STRUCTS[problem.direction]
+    return STRUCTS[f"{SYMBOL_PREFIX}{problem.op}_{problem.direction}_params"]
 
 
 def abi_tensor(shape: Sequence[int], strides: Sequence[int], address: int | None = None) -> Tensor:

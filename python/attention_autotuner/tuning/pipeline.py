@@ -57,7 +57,11 @@ class Built(Protocol):
 
     @property
     def code_digest(self) -> str | None:
-        """Identity of its machine code, where that is known."""
+        """Identity of its machine code for the GPU, where that is known."""
+
+    @property
+    def host_digest(self) -> str | None:
+        """Identity of its machine code for the host, where that is known."""
 
     @property
     def launch_knobs(self) -> Mapping[str, int]:

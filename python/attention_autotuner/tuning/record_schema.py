@@ -22,6 +22,7 @@ from ..core.outcome import Ok, Outcome, Proof, outcome_from_json
 from ..core.problem import Problem
 from ..errors import RecordError, UnsupportedProblemError
 from ..kernels.configs import candidate_from_config, knob_schema, with_kernel
+from ..kernels.registry import KERNELS
 from .environment import Environment
 
 SCHEMA = 3  # of the JSON form
@@ -287,7 +288,11 @@ def migrated(document: Mapping[str, Any]) -> dict[str, Any]:
         return dict(document)
     try:
         kept = {name: value for name, value in document.items() if name != "space_schema"}
-        entries = [_migrated_entry(entry) for entry in document["entries"]]
+        entries = [
+            _migrated_entry(entry)
+            for entry in document["entries"]
+            if with_kernel(entry["candidate"])["kernel"] in KERNELS  # some are gone since
+        ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(f"the record does not follow schema 2: {error}") from error
     return {**kept, "schema": SCHEMA, "entries": entries}

@@ -268,9 +268,11 @@ class _Search(Engine):
         first: dict[tuple[str, ...], str] = {}
         distinct = []
         for row in sorted(rows, key=lambda row: row.candidate != self.default):
-            name, code = row.candidate.name, row.built.code_digest if row.built else None
-            if row.outcome.ok and code is not None:
-                same = first.setdefault((code, str(row.candidate.launch_knobs)), name)
+            name, built = row.candidate.name, row.built
+            if row.outcome.ok and built and built.code_digest and built.host_digest:
+                # The host's, too: it orders the CTAs, and says how many stay.
+                code = (built.code_digest, built.host_digest, str(row.candidate.launch_knobs))
+                same = first.setdefault(code, name)
                 if same != name:
                     row = self.ended(row, Infeasible(reason=f"the same machine code as {same}"))
             distinct.append(row)

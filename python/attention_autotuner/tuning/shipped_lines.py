@@ -33,6 +33,8 @@ _DIGESTS = {
 }
 """Field of an entry -> its name in a line."""
 _DEFAULTS = asdict(Problem())
+_FASTEST = {"ratio_to_best": 1.0, "ratio_low": 1.0, "ratio_high": 1.0}
+"""Figures of the candidate that the others are compared with, which its line does not repeat."""
 
 
 def lasting(environment: Environment) -> Environment:
@@ -93,6 +95,8 @@ def _entry_line(entry: CandidateEntry, problem: Problem) -> Document:
     }
     if entry.measurement is not None:
         figures = {name: getattr(entry.measurement, name) for name in FIGURES}
+        if figures.items() >= _FASTEST.items():
+            figures = {name: value for name, value in figures.items() if name not in _FASTEST}
         line |= {name: _rounded(value) for name, value in figures.items() if value is not None}
     if entry.proof is not None:
         line["proof"] = asdict(entry.proof)
@@ -158,6 +162,8 @@ def _entry_document(
     config = {"family": KERNELS[line["kernel"]].family, **fields_of(Problem(**problem))}
     config |= {part: line[part] for part in ("kernel", "knobs") if part in line}
     timing = {part: line[part] for part in FIGURES if part in line}
+    if timing and not timing.keys() & _FASTEST.keys():
+        timing |= _FASTEST
     return {
         "name": name,
         "candidate": config,

@@ -23,6 +23,8 @@ struct Config {
   static constexpr bool kPersistent = true;
   static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kLongestFirst;
   static constexpr int kCtasPerSm = 2;
+  static constexpr bool kPackGqa = false;
+  static constexpr bool kSplitKv = false;
 };
 
 }  // namespace

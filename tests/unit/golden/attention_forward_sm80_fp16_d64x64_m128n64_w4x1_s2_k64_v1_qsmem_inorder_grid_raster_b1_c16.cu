@@ -23,6 +23,8 @@ struct Config {
   static constexpr bool kPersistent = false;
   static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kRaster;
   static constexpr int kCtasPerSm = 1;
+  static constexpr bool kPackGqa = false;
+  static constexpr bool kSplitKv = false;
 };
 
 }  // namespace

@@ -77,24 +77,17 @@ def attention_forward(
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
         inputs = {"q": q, "k": k, "v": v, **bounds, **values}
 
-        def by_reference(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor | None
-        ) -> Sequence[torch.Tensor]:
-            limits, tensors = rest[: len(bounds)], rest[len(bounds) :]
-            call: tuple[Any, ...] = (q, k, v, *options)
+        def by_reference(*tensors: torch.Tensor | None) -> Sequence[torch.Tensor]:
+            named = dict(zip(inputs, tensors, strict=True))
+            call = (*tensors[:3], *options)
+            limits = (named.get("seqlens_k"), named.get("starts_k"))
+            results: Sequence[torch.Tensor]
             if modifiers is None:
-                call = "attention_forward", *call, return_lse, False, *limits
+                results = REFERENCES["attention_forward"](*call, return_lse, False, *limits)
             else:
-                changed = _values_of(modifiers, tensors)
-                call = (
-                    "attention_modified_forward",
-                    *call,
-                    False,
-                    *changed,
-                    *(limits or (None, None)),
-                    *_packing_of(modifiers, tensors),
-                )
-            results: Sequence[torch.Tensor] = REFERENCES[call[0]](*call[1:])
+                bent, packed = _arguments_of(modifiers, named)
+                reference = REFERENCES["attention_modified_forward"]
+                results = reference(*call, False, *bent, *limits, *packed)
             return results
 
         plan = _plan_of(
@@ -163,23 +156,17 @@ def attention_backward(
             outputs.append(launch.contiguous("dsinks", q.shape[1:2], torch.float32))
         backward = {"direction": "backward", "deterministic": deterministic}
 
-        def by_reference(
-            q: torch.Tensor,
-            k: torch.Tensor,
-            v: torch.Tensor,
-            o: torch.Tensor,
-            grad_o: torch.Tensor,
-            lse: torch.Tensor,
-            grad_lse: torch.Tensor | None,
-            *tensors: torch.Tensor,
-        ) -> Gradients:
-            call: tuple[Any, ...] = (grad_o, grad_lse, q, k, v, o, lse, *options, deterministic)
+        def by_reference(*tensors: torch.Tensor | None) -> Gradients:
+            named = dict(zip(inputs, tensors, strict=True))
+            order = ("dout", "dlse", "q", "k", "v", "o", "lse")
+            call = (*map(named.get, order), *options, deterministic)
+            results: Gradients
             if modifiers is None:
-                gradients: Gradients = REFERENCES["attention_backward"](*call)
-                return gradients
-            call += (*_values_of(modifiers, tensors), *_packing_of(modifiers, tensors))
-            results: Gradients = REFERENCES["attention_modified_backward"](*call)
-            return results[: 3 + (modifiers.sinks is not None)]
+                results = REFERENCES["attention_backward"](*call)
+            else:
+                bent, packed = _arguments_of(modifiers, named)
+                results = REFERENCES["attention_modified_backward"](*call, *bent, *packed)
+            return results[: len(outputs)]
 
         plan = _plan_of(options, inputs, outputs, by_reference, copies, modifiers, **backward)
         BACKWARD_PLANS.remember(key, plan)
@@ -195,13 +182,8 @@ def _plan_of(
     modifiers: Modifiers | None = None,
     **named: Any,
 ) -> launch.Plan | launch.ReferencePlan:
-    q, k, v, softmax_scale, device_type = (
-        inputs["q"],
-        inputs["k"],
-        inputs["v"],
-        options[0],
-        options[3],
-    )
+    q, k, v = (inputs[name] for name in "qkv")
+    softmax_scale, device_type = options[0], options[3]
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
     checks.check_scale(scale, attention_checks.SCALE)
     problem = None
@@ -229,17 +211,13 @@ def _plan_of(
     )
 
 
-def _values_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """Score modifications as the op of the reference takes them, with present tensors in place of the first."""
-    present = dict(zip(modifiers.tensors, tensors, strict=True))
-    names = ("alibi_slopes", "attn_mask", "sinks")
-    return (*modifiers.window_size, modifiers.softcap, *(present.get(name) for name in names))
-
-
-def _packing_of(modifiers: Modifiers, tensors: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    """The same of packed sequences."""
-    present = dict(zip(modifiers.tensors, tensors, strict=True))
-    return (*map(present.get, CU_SEQLENS), *modifiers.max_seqlens)
+def _arguments_of(
+    modifiers: Modifiers, named: Mapping[str, torch.Tensor | None]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Score modifications as the ops of the references take them, and packing, both with the tensors of a call."""
+    bent = map(named.get, ("alibi_slopes", "attn_mask", "sinks"))
+    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens)
+    return (*modifiers.window_size, modifiers.softcap, *bent), packed
 
 
 def _greatest(modifiers: Modifiers) -> tuple[int, ...]:

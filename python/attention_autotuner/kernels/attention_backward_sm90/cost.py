@@ -79,10 +79,12 @@ def _pass_time(
     steps = tiles_of(
         problem, block=shape.block_rows, step=knobs.block_columns, by_queries=shape.by_queries
     )
+    if problem.packed:
+        steps = tuple(sorted(steps, reverse=True))  # as they are listed
     heads = problem.heads_q if shape.by_queries else problem.heads_kv * splits
     tiles = TileList(
         steps=tuple(group * count for count in steps),
-        heads=problem.batch * heads,
+        heads=problem.extents[0] * heads,
         slices=1,
         longest_first=whole.cta_order == "longest_first",
     )
@@ -102,6 +104,7 @@ def _pass_time(
         * (shape.depth + shape.columns + rows_of_mask),
         once=once_bytes(problem),
         overlap_loss=fit.gradient_sm90_overlap_loss,
+        start_us=fit.attention_sm90_counter_us if problem.packed else 0.0,  # of the list
     )
 
 
@@ -109,7 +112,8 @@ def _auxiliary(
     problem: Problem, candidate: Candidate, first: BackwardPassSm90Shape, spec: ArchSpec
 ) -> AuxiliaryWork:
     """The preprocess, which clears the sums of dQ, and the kernels that end dQ, dK and dV."""
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    batch, rows_q, _ = problem.extents
+    rows = batch * problem.heads_q * rows_q
     sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
     moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + sums]
     if splits > 1:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ...core.identity import LATER
+from ...core.modifications import PACKED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 
@@ -106,7 +107,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
             ("retnet", "backward", "decayed"),
         }
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
 

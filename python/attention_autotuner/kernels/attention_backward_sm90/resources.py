@@ -20,7 +20,9 @@ from ..shared.sm90_tiles import (
     whole_columns,
 )
 from ..shared.workspace import (
+    LISTED_BYTES,
     SUM_BYTES,
+    count_blocks,
     count_head_splits,
     lse_delta_bytes,
     shared_gradient_bytes,
@@ -204,14 +206,22 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     if shape.share is None:
         return 0
     block = shape.knobs.block_columns
-    tiles = problem.batch * problem.heads_q * -(-problem.seqlen_q // block)
+    blocks = count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
+    tiles = problem.extents[0] * problem.heads_q * blocks
     counted = tiles * (1 if shape.owns_dq else shape.knobs.warpgroups)
     semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.dq_add == "ordered" else 0
     return tiles * block * problem.padded_dim_qk * SUM_BYTES + semaphores
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of LSE and delta, of the sums of dQ, and of partial dK and dV."""
+    """Bytes of LSE and delta, of the sums of dQ, of partial dK and dV, and of the longest list of packed blocks."""
     sums = dq_sum_bytes(problem, shapes(candidate)[0])
     partial = shared_gradient_bytes(problem, head_splits(problem, candidate))
-    return lse_delta_bytes(problem) + sums + partial
+    listed = 0
+    if problem.packed:
+        blocks = (
+            count_blocks(problem, shape.block_rows, by_queries=shape.by_queries)
+            for shape in shapes(candidate)
+        )
+        listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
+    return lse_delta_bytes(problem) + sums + partial + listed

@@ -95,6 +95,12 @@ def _dq_share_fits_warpgroups(s: BackwardPassSm90Shape) -> str | None:
     return f"two warpgroups cannot split {block} queries of {depth} columns of dQ"
 
 
+def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
+    if not s.packed or not knobs_of(s.candidate).persistent:
+        return None
+    return "tiles of packed sequences differ too much for a fixed share of each CTA, got persistent=True"
+
+
 BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "tma_needs_alignment": tma_needs_alignment,
     "warpgroups_range": _warpgroups_range,
@@ -109,6 +115,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "scores_ahead_takes_scores": _scores_ahead_takes_scores,
     "interleaving_needs_all_products": _interleaving_needs_all_products,
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
+    "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }
 

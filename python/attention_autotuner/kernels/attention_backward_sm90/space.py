@@ -2,7 +2,8 @@
 
 A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and stages
 that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with other orders, too. CTAs are
-persistent where their work is equal; the longest causal blocks first need the hardware's order.
+persistent where their work is equal; the longest blocks first, of causal masks and of packed sequences, need the
+hardware's order.
 """
 
 from __future__ import annotations
@@ -92,9 +93,11 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     None for retnet as well, until it has been timed: kernels over scores serve that untuned. Where the problem asks for
     determinism, that has a pass over queries: no CTA waits for another.
     """
-    if problem.op == "retnet" or min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS:
+    if problem.op == "retnet" or (
+        min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
+    ):
         return None
-    order: CtaOrder = "longest_first" if problem.causal else "raster"
+    order: CtaOrder = "longest_first" if problem.causal or problem.packed else "raster"
     space = replace(SPACES.get(spec.name, AttentionBackwardSm90Space()), cta_orders=(order,))
     if problem.deterministic:
         space = replace(space, shares=())
@@ -153,7 +156,7 @@ def _fitted(
     knobs = AttentionBackwardSm90Knobs(
         decomposition=decomposition,
         cta_order=cta_order,
-        persistent=not problem.causal,
+        persistent=not (problem.causal or problem.packed),
         **passes,
     )
     fitted = {

@@ -9,12 +9,11 @@ from ..shared.coefficients import Coefficients
 from ..shared.engine import TileList, l2_us
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
+from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk as clk_of_mmas
 from ..shared.wgmma_cost import modified_softmax, predict_steps
-from .resources import AttentionForwardSm90Shape, packed_heads, shape_of, split_bytes
-
-HBM_SHARE = 0.9  # of the peak, that a copy reaches and keys that stream do
+from .resources import AttentionForwardSm90Shape, shape_of
 
 
 def step_clks(
@@ -76,17 +75,20 @@ def predict(
     heads = packed_heads(problem, knobs)
     queries, step = knobs.block_m // heads, knobs.block_n
     seen = tiles_of(problem, block=queries, step=step, by_queries=True)
+    if problem.packed:
+        seen = tuple(sorted(seen, reverse=True))  # as they are listed
     tiles = TileList(
         steps=tuple(-(-count // knobs.splits) for count in seen),
-        heads=problem.batch * problem.heads_q // heads * knobs.v_slices,
+        heads=problem.extents[0] * problem.heads_q // heads * knobs.v_slices,
         slices=knobs.splits,
-        longest_first=problem.causal,
+        longest_first=problem.causal or problem.packed,
         persistent=knobs.schedule == "static",
     )
     mma_clk, exposed_clk = step_clks(shape, spec, fit, modified_softmax(problem))
     rows_of_mask = knobs.block_m if shape.masked else 0
-    start_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
-    if partial := sum(split_bytes(problem, candidate)):
+    counts = knobs.schedule == "dynamic" or problem.packed  # by a launch of its own
+    start_us = fit.attention_sm90_counter_us if counts else 0.0
+    if partial := sum(split_bytes(problem, candidate.padded_dim_v, knobs)):
         # Written and read again, and a second kernel that starts while the first one ends.
         start_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)
     return predict_steps(

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
+from ...core.modifications import PACKED
 from ..shared.knobs import Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
+from ..shared.split_kv import check_splits, split_words
 
 Mainloop = Literal["strict", "serial", "overlap", "overlap_flat"]
 Output = Literal["through_q", "direct"]
@@ -49,7 +51,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     serves: ClassVar[frozenset[Service]] = frozenset(
         {("attention", "forward", "softmax"), ("retnet", "forward", "masked")}
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
 
     warpgroups: int
     block_n: int
@@ -68,8 +70,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     splits: int = launch_knob(1)
 
     def __post_init__(self) -> None:
-        if self.splits < 1 or (self.splits > 1 and not self.split_kv):
-            raise ValueError(f"splits must be 1, or more with split_kv, got {self.splits}")
+        check_splits(self)
 
     @property
     def block_m(self) -> int:
@@ -95,8 +96,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 *([f"m{self.mask_stages}v{self.v_slices}"] if masked else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
-                *(["packed"] if self.pack_gqa else []),
-                *([f"split{self.splits}"] if self.split_kv else []),
+                *split_words(self),
             ]
         )
 

@@ -10,7 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..shared.passes import first_legal, points_of
-from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
+from ..shared.sm90_tiles import MAX_COLUMNS
 from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
 from .rules import PRUNING_PREDICATES, passes_of
 
@@ -37,10 +37,16 @@ class MaskedSpace:
     )
     block_n: tuple[int, ...] = (128, 64)
     stages: tuple[tuple[int, int], ...] = ((3, 2), (3, 1), (2, 2), (2, 1))
-    ends: tuple[tuple[int, Output], ...] = ((2, "through_q"), (1, "through_q"), (1, "direct"))
+    ends: tuple[tuple[int, Output], ...] = (
+        (2, "through_q"),
+        (2, "direct"),
+        (1, "through_q"),
+        (1, "direct"),
+    )
     schedules: tuple[Schedule, ...] = ("dynamic", "static", "grid")
 
 
+SMALL_DIM, MIDDLE_DIM = 64, 128  # up to which the first suit, and the next; measured on an H200
 SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
 
 
@@ -50,17 +56,25 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
 
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
-    """The first legal point; None where there is none."""
-    return first_legal(problem, spec, _points(problem, spec), passes_of, PRUNING_PREDICATES)
+    """The first legal point, of those that suit the head dims if any do; None where there is none."""
+    dim = max(problem.padded_dim_qk, problem.padded_dim_v)
+
+    def unsuited(knobs: AttentionForwardSm90Knobs) -> tuple[bool, ...]:
+        by_turns = knobs.warpgroups == 3 and knobs.ping_pong
+        if dim <= SMALL_DIM:
+            return (knobs.mask_stages < 2, not by_turns)
+        claims = problem.causal or dim > MIDDLE_DIM
+        return (knobs.mask_stages < 2, not claims and knobs.schedule != "grid")
+
+    points = sorted(_points(problem, spec), key=unsuited)
+    return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs]:
     space = SPACES.get(spec.name, MaskedSpace())
     schedules = space.schedules if problem.causal else space.schedules[1:]  # claims even out
     slices = -(-problem.padded_dim_v // MAX_COLUMNS)  # more would repeat Q K^T for nothing
-    whole = problem.padded_dim_v % (SWIZZLE_COLUMNS * slices) == 0
-    ends = space.ends if slices == 1 or whole else tuple(e for e in space.ends if e[1] == "direct")
-    tiles = product(space.plans, space.block_n, space.stages, ends, schedules)
+    tiles = product(space.plans, space.block_n, space.stages, space.ends, schedules)
     for (warpgroups, mainloop, ping_pong), block_n, stages, (q_stages, output), schedule in tiles:
         yield AttentionForwardSm90Knobs(
             warpgroups=warpgroups,

@@ -11,14 +11,14 @@ from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
-from ..shared.workspace import SUM_BYTES, layout_bytes
+from ..shared.split_kv import split_bytes
+from ..shared.workspace import layout_bytes, list_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of
 
 BARRIER_BYTES = 512
 REGISTERS_BESIDE_FRAGMENTS = 32  # of a consumer thread; its addresses are few and its loop is short
 COUNTER_BYTES = 4  # of claimed tiles
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 24}  # by consumer warpgroups; one trades none
-MOST_SPLIT_ROWS = 2**31  # of all heads; more are never split
 SM_REGISTERS = 65536
 MOST_REGISTERS = 240  # of a consumer thread
 
@@ -103,31 +103,9 @@ def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:
     )
 
 
-def packed_heads(problem: Problem, knobs: AttentionForwardSm90Knobs) -> int:
-    """Heads of a group that a tile packs: as many as divide the group, and its rows hold."""
-    group = problem.heads_q // problem.heads_kv
-    fitting = (n for n in range(min(group, knobs.block_m), 0, -1) if group % n == 0)
-    return next(fitting) if knobs.pack_gqa else 1
-
-
-def row_tiles(problem: Problem, knobs: AttentionForwardSm90Knobs) -> int:
-    """Tiles of rows of a launch, each of which splits share."""
-    heads = packed_heads(problem, knobs)
-    blocks = -(-problem.seqlen_q // (knobs.block_m // heads))
-    return blocks * problem.heads_q // heads * problem.batch
-
-
-def split_bytes(problem: Problem, candidate: Candidate) -> list[int]:
-    """Bytes of the results of all splits, O in fp32 and LSE; none without splits."""
-    knobs = knobs_of(candidate)
-    splits = min(knobs.splits, -(-problem.seqlen_k // knobs.block_n))
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    if splits == 1 or rows >= MOST_SPLIT_ROWS:
-        return []
-    return [splits * rows * columns * SUM_BYTES for columns in (candidate.padded_dim_v, 1)]
-
-
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of a launch's workspace: the counter of claimed tiles, and the results of splits."""
+    """Bytes of a launch's workspace: the counter of claimed tiles, the results of splits, the list of packed blocks."""
     counter = [COUNTER_BYTES] if knobs_of(candidate).schedule == "dynamic" else []
-    return layout_bytes([*counter, *split_bytes(problem, candidate)])
+    knobs = knobs_of(candidate)
+    listed = list_bytes(problem, knobs.block_m, by_queries=True)
+    return layout_bytes([*counter, *split_bytes(problem, candidate.padded_dim_v, knobs), *listed])

@@ -99,6 +99,21 @@ def _output_fits_q(s: AttentionForwardSm90Shape) -> str | None:
     return f"O goes through Q's {s.depth} columns of shared memory, and has {s.columns}"
 
 
+def _packed_tiles_are_of_a_head(s: AttentionForwardSm90Shape) -> str | None:
+    knobs = [name for name in ("pack_gqa", "split_kv") if getattr(s.knobs, name)]
+    return (
+        f"tiles of packed sequences have no {' and no '.join(knobs)}"
+        if s.packed and knobs
+        else None
+    )
+
+
+def _flat_holds_one_sequence(s: AttentionForwardSm90Shape) -> str | None:
+    if not s.packed or s.knobs.mainloop != "overlap_flat":
+        return None
+    return "overlap_flat writes a tile of rows after the next has begun, which may be of another sequence"
+
+
 def _fragments_fit_warpgroup(s: AttentionForwardSm90Shape) -> str | None:
     registers = s.consumer_registers or 0
     wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS
@@ -126,6 +141,8 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "turns_need_warpgroups": _turns_need_warpgroups,
     "output_fits_q": _output_fits_q,
     "output_leaves_directly": _output_leaves_directly,
+    "packed_tiles_are_of_a_head": _packed_tiles_are_of_a_head,
+    "flat_holds_one_sequence": _flat_holds_one_sequence,
     "fragments_fit_warpgroup": _fragments_fit_warpgroup,
 }
 
@@ -198,7 +215,14 @@ def _direct_output_pays(c: Candidate) -> str | None:
     return "with two stages of Q, a store by TMA runs beside the next tile"
 
 
+def _packed_tiles_are_dispatched(c: Candidate) -> str | None:
+    if not shape_of(c).packed or knobs_of(c).schedule != "static":
+        return None
+    return "tiles of packed sequences differ too much for a fixed share of each CTA, got schedule='static'"
+
+
 PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
+    "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "stages_hold_the_stream": _stages_hold_the_stream,
     "block_n_uses_registers": _block_n_uses_registers,
     "stages_use_shared_memory": _stages_use_shared_memory,

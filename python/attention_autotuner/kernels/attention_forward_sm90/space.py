@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..shared.passes import first_legal, points_of
+from ..shared.split_kv import (
+    keys_should_split,
+    queries_are_few,
+    rows_of_group,
+    split_counts,
+)
 from . import masked_space
 from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
-from .resources import row_tiles
 from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
 
 Variation = tuple[bool, bool, Schedule]  # optimistic, ping_pong, schedule
@@ -90,15 +94,8 @@ PREFERENCES: tuple[Preference, ...] = (
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
 LEAST_QUERIES = 64  # rows of a warpgroup: with fewer, most of its MMAs are wasted
-MOST_PACKED_ROWS = (
-    256  # of a group of heads: with more, keys are read too often for their bytes to count
-)
 STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queries
 WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
-LEAST_SPLIT = 2  # tiles of keys of a split
-MOST_SPLITS = 128
-LONG_KEYS = 8  # over queries, from where on splitting keys pays for a second kernel
-FULL_WAVES = 0.95  # of the best share of busy SMs, which a split count may miss
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
@@ -107,12 +104,12 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
         yield from masked_space.points(problem, spec)
         return
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    if problem.seqlen_q >= LEAST_QUERIES:
+    if problem.seqlen_q >= LEAST_QUERIES or problem.packed:
         for warpgroups, mainloop, variations in space.plans:
             for block_n in space.block_n:
                 tile = (warpgroups, mainloop, block_n)
                 yield from _checked(problem, spec, _of_tile(space, tile, variations))
-    if _queries_are_few(problem):
+    if queries_are_few(problem, LEAST_QUERIES):
         yield from _streaming(problem, spec)
 
 
@@ -121,10 +118,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     if problem.score == "masked":
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
-    idle = 2 * tiles <= spec.num_sms and _keys(problem) >= LONG_KEYS * problem.seqlen_q
-    few = problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= LEAST_QUERIES
-    if few or (idle and _queries_are_few(problem)):
+    few = problem.seqlen_q < LEAST_QUERIES or rows_of_group(problem) <= LEAST_QUERIES
+    idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
+    if (few and not problem.packed) or (idle and queries_are_few(problem, LEAST_QUERIES)):
         return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
@@ -138,47 +134,14 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     return None
 
 
-def _rows(problem: Problem) -> int:
-    """Queries of all heads that share one of K and V."""
-    return problem.seqlen_q * (problem.heads_q // problem.heads_kv)
-
-
-def _keys(problem: Problem) -> int:
-    """Keys that the queries see together: all, or those of their windows."""
-    return min(problem.seqlen_k, sum(problem.window) + problem.seqlen_q)
-
-
-def _queries_are_few(problem: Problem) -> bool:
-    return problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= MOST_PACKED_ROWS
-
-
-def split_counts(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) -> list[int]:
-    """Split counts worth trying, the first one by rule: the least that keeps nearly all SMs busy in all waves.
-
-    The others fill the SMs once or twice: exactly, or as a power of two.
-    """
-    tiles, slots = row_tiles(problem, knobs), spec.num_sms
-    most = max(1, min(MOST_SPLITS, -(-_keys(problem) // knobs.block_n) // LEAST_SPLIT))
-
-    def busy(splits: int) -> float:
-        waves = tiles * splits / slots
-        return waves / ceil(waves)
-
-    best = max(busy(splits) for splits in range(1, most + 1))
-    chosen = next(n for n in range(1, most + 1) if busy(n) >= FULL_WAVES * best)
-    powers = (1 << n for n in range(MOST_SPLITS.bit_length()))
-    others = [n for n in powers if slots <= 2 * tiles * n <= 4 * slots] + [
-        slots // tiles,
-        2 * slots // tiles,
-    ]
-    return list(dict.fromkeys([chosen, *(min(most, n) for n in others if n)]))
-
-
 def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
     """Few queries, whose time is that of reading K and V: one or two warpgroups, deep rings, keys split among CTAs."""
     group = problem.heads_q // problem.heads_kv
     tiles = product(
-        (1, 2) if _rows(problem) > LEAST_QUERIES else (1,), STREAM_BLOCKS, STREAM_MAINLOOPS, (1, 2)
+        (1, 2) if rows_of_group(problem) > LEAST_QUERIES else (1,),
+        STREAM_BLOCKS,
+        STREAM_MAINLOOPS,
+        (1, 2),
     )
     for warpgroups, block_n, mainloop, q_stages in tiles:
         for stages in range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1):
@@ -198,7 +161,7 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
                 if isinstance(point, Rejection):
                     yield point
                 else:
-                    for splits in split_counts(problem, point, spec):
+                    for splits in split_counts(problem, point, spec.num_sms):
                         yield replace(point, splits=splits)
 
 
@@ -207,13 +170,15 @@ def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Kno
     legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
     dim = max(problem.padded_dim_qk, problem.padded_dim_v)
     block_n = 64 if dim > WIDE_DIM else 128
-    warpgroups = 1 if _rows(problem) <= LEAST_QUERIES else 2
+    warpgroups = 1 if rows_of_group(problem) <= LEAST_QUERIES else 2
     suited = [p for p in legal if (p.block_n, p.warpgroups) == (block_n, warpgroups)]
     return next(iter([*suited, *legal]), None)
 
 
 def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
+    if problem.packed:
+        return "dynamic"  # as lengths differ
     row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
     tiles = row_blocks * problem.heads_q * problem.batch
     return "dynamic" if problem.causal and tiles > spec.num_sms else "static"

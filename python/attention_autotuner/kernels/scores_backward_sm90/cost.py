@@ -6,10 +6,11 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.engine import AuxiliaryWork, in_sequence
-from ..shared.estimates import Estimate, Usages
+from ..shared.engine import AuxiliaryWork, TileList, in_sequence
+from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.schedule import tiles_of
-from ..shared.wgmma_cost import Sm90Work, once_bytes, predict_warpgroups
+from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.wgmma_cost import mma_clk, once_bytes, predict_steps
 from .knobs import knobs_of
 from .resources import Sm90PassShape, shapes
 
@@ -21,7 +22,7 @@ def predict(
 ) -> Estimate:
     """The time of a backward candidate: its passes, and the preprocess of row values before them."""
     passes = [
-        predict_warpgroups(_work_of_pass(problem, shape, fit), spec, usage, fit)
+        _predict_pass(problem, shape, spec, usage, fit)
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
     rows = problem.batch * problem.heads_q * problem.seqlen_q
@@ -29,25 +30,34 @@ def predict(
     return in_sequence(passes, preprocess, spec)
 
 
-def _work_of_pass(problem: Problem, shape: Sm90PassShape, fit: Coefficients) -> Sm90Work:
+def _predict_pass(
+    problem: Problem, shape: Sm90PassShape, spec: ArchSpec, usage: Usage, fit: Coefficients
+) -> Estimate:
+    """The time of one pass; infinite where an SM does not hold it, or has no WGMMA."""
     knobs = shape.knobs
     by_queries = shape.result == "dq"
     group = 1 if by_queries else problem.heads_q // problem.heads_kv
     steps = tiles_of(
         problem, block=knobs.block_rows, step=knobs.block_columns, by_queries=by_queries
     )
-    whole = knobs_of(shape.candidate)
-    return Sm90Work(
+    tiles = TileList(
         steps=tuple(group * count for count in steps),
         heads=problem.batch * (problem.heads_q if by_queries else problem.heads_kv),
         batches=problem.batch,
         slices=knobs.slices,
-        longest_first=whole.cta_order == "longest_first",
+        longest_first=knobs_of(shape.candidate).cta_order == "longest_first",
+    )
+    scores, columns = knobs.block_rows * knobs.block_columns, shape.depth + shape.columns
+    return predict_steps(
+        tiles,
+        spec,
+        usage,
+        fit,
         threads=knobs.num_threads,
-        scores=knobs.block_rows * knobs.block_columns,
-        columns=shape.depth + shape.columns,
-        moved_rows=knobs.block_columns,
-        buffered=knobs.num_stages > 1 or knobs.depth_slices > 1,
+        mma_clk=mma_clk(scores * columns, spec) / fit.wgmma_efficiency,
+        exposed_clk=fit.wgmma_score_clk * scores + fit.wgmma_step_clk,
         block_clk=fit.wgmma_tile_clk,
-        once_bytes=once_bytes(problem),
+        moved_bytes=ELEMENT_BYTES * (knobs.block_columns * columns + scores),
+        once=once_bytes(problem),
+        overlap_loss=fit.wgmma_overlap_loss,
     )

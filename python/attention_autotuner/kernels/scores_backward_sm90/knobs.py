@@ -50,7 +50,8 @@ class BackwardSm90Knobs(PlannedPasses, Sm90Knobs):
 
     Attributes:
         dq, dk, dv: the passes.
-        cta_order: as in :class:`~.ForwardSm90Knobs`, for every pass.
+        cta_order: of every pass; ``raster``: all blocks of rows of a head before the next head; ``longest_first``: all
+            heads for one block of rows, the longest causal ones first (LPT).
     """
 
     kernel: ClassVar[str] = "scores_backward_sm90"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..chunks_sm80.pass_cost import ChunkPassWork, predict_pass
 from ..shared.coefficients import Coefficients
-from ..shared.engine import AuxiliaryWork, in_sequence
+from ..shared.engine import AuxiliaryWork, in_sequence, l2_us
 from ..shared.estimates import Estimate, Usages
 from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
 from ..shared.schedule import tiles_of
+from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
 from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
 from . import resources as forward_resources
@@ -67,11 +70,14 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
     columns = forward_resources.value_columns(candidate)
     batch, rows_q, rows_k = problem.extents
     rows_q *= batch * problem.heads_q
+    heads = packed_heads(problem, knobs)
+    queries = knobs.block_m // heads
+    seen = tiles_of(problem, block=queries, step=knobs.block_n, by_queries=True)
     return KernelWork(
         counts=step_counts(candidate, fit),
-        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
-        heads=batch * problem.heads_q,
-        slices=knobs.v_slices,
+        steps=tuple(-(-count // knobs.splits) for count in seen),
+        heads=batch * problem.heads_q // heads,
+        slices=knobs.v_slices * knobs.splits,
         longest_first=knobs.cta_order == "longest_first",
         persistent=knobs.persistent,
         causal=problem.causal,
@@ -79,6 +85,7 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
         once_bytes=ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v),
         streams=batch * problem.heads_kv,
         stream_bytes=ELEMENT_BYTES * rows_k * (problem.dim_qk + problem.dim_v),
+        hbm_share=HBM_SHARE if forward_resources.keys_stream(problem) else 1.0,
     )
 
 
@@ -88,7 +95,12 @@ def predict(
     """The time of a candidate; ``usages`` of the kernel over rows and, in retention, of the pass for the states."""
     knobs = knobs_of(candidate)
     work = with_score_mod(work_of(problem, candidate, fit), problem, fit)
+    if forward_resources.keys_stream(problem):
+        fit = replace(fit, load_latency_clk=fit.load_latency_clk + fit.stream_latency_clk)
     rows = predict_kernel(work, spec, usages[0], fit)
+    if partial := sum(split_bytes(problem, candidate.padded_dim_v, knobs)):
+        combining = AuxiliaryWork(kernels=1, us=l2_us(2 * partial, spec))  # written and read
+        return in_sequence([rows], combining, spec)
     if knobs.states is None or knobs.chunk is None or not problem.decodes:
         return rows
     work_of_states = ChunkPassWork(

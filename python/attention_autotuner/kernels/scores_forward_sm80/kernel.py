@@ -40,9 +40,21 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
         form = () if knobs.states is None else ("parallel",)
         tile = (knobs.block_m, knobs.block_n, knobs.warps_m, knobs.warps_n)
         return Traits(
-            tile=(*form, *tile, knobs.k_slice, knobs.v_slices),
-            feed=(knobs.q_in_registers, knobs.qk_ahead, knobs.persistent, knobs.cta_order),
-            stratum=(*form, *tile[:2], knobs.row_threads // 32, knobs.num_stages),
+            tile=(*form, *tile, knobs.k_slice, knobs.v_slices, knobs.pack_gqa),
+            feed=(
+                knobs.q_in_registers,
+                knobs.qk_ahead,
+                knobs.persistent,
+                knobs.cta_order,
+                knobs.splits,
+            ),
+            stratum=(
+                *form,
+                *tile[:2],
+                knobs.row_threads // 32,
+                knobs.num_stages,
+                knobs.split_kv,
+            ),
             cells=_cells(candidate, knobs),
             persistent=knobs.persistent,
         )
@@ -61,6 +73,8 @@ def _cells(candidate: Candidate, knobs: ForwardKnobs) -> Mapping[str, str]:
         slices.append(f"k{knobs.k_slice}")
     if knobs.v_slices > 1:
         slices.append(f"v/{knobs.v_slices}")
+    if knobs.split_kv:
+        slices.append(f"{knobs.splits} splits")
     return cells(
         FORWARD_COLUMNS,
         candidate,
@@ -72,6 +86,7 @@ def _cells(candidate: Candidate, knobs: ForwardKnobs) -> Mapping[str, str]:
         more=(
             "Q in registers" if knobs.q_in_registers else "",
             "QK ahead" if knobs.qk_ahead else "",
+            "packed heads" if knobs.pack_gqa else "",
             bound_words(knobs.ctas_per_sm),
         ),
     )

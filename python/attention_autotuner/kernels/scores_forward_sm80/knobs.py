@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Service, knobs_as
+from ...core.candidate import Service, knobs_as, launch_knob
 from ...core.modifications import COMPILED
 from ...core.problem import Form
 from ..chunks_sm80.knobs import ChunkPass
 from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
+from ..shared.split_kv import check_splits, split_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,13 @@ class ForwardKnobs(Sm80Knobs):
         ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
         chunk: tokens of one step of the pass over chunks; None without it.
         states: that pass, of kernel ``chunks_sm80``, which gives retention's parallel form its states; None for others.
+        pack_gqa: the rows of a tile are pairs of a query and a head, of the heads that share one of K and V.
+        split_kv: CTAs may share the keys of a tile of rows; a second kernel combines their results.
+        splits: CTAs that do, at most one for each tile of keys.
+
+    Raises:
+        ValueError: ``chunk`` without ``states`` or the reverse; ``splits`` is none, or more than one without
+            ``split_kv``.
     """
 
     kernel: ClassVar[str] = "scores_forward_sm80"
@@ -60,8 +68,12 @@ class ForwardKnobs(Sm80Knobs):
     ctas_per_sm: int = 1
     chunk: int | None = None
     states: ChunkPass | None = None
+    pack_gqa: bool = False
+    split_kv: bool = False
+    splits: int = launch_knob(1)
 
     def __post_init__(self) -> None:
+        check_splits(self)
         if (self.chunk is None) != (self.states is None):
             raise ValueError(f"chunk and states go together, got {self.chunk} and {self.states}")
 
@@ -95,6 +107,7 @@ class ForwardKnobs(Sm80Knobs):
                 "persistent" if self.persistent else "grid",
                 ORDER_LABELS[self.cta_order],
                 f"b{self.ctas_per_sm}",
+                *split_words(self),
             ]
         )
 

@@ -9,12 +9,19 @@ from __future__ import annotations
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared.split_kv import queries_are_few, split_bytes
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
 from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
+FEW_QUERIES = 129  # fewer wait for their keys
 ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/common/tile.cuh
+
+
+def keys_stream(problem: Problem) -> bool:
+    """True for attention of few queries, whose time is that of reading K and V."""
+    return problem.score == "softmax" and queries_are_few(problem, FEW_QUERIES)
 
 
 def value_columns(candidate: Candidate) -> int:
@@ -86,14 +93,16 @@ SUPER_CHUNK = 512  # tokens; see ParallelEntry in scores_forward_sm80/retention_
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate, *, final_state: bool = False) -> int:
-    """Bytes of the states of super-chunks, from which retention's final one is made.
+    """Bytes of the results of splits, or of the states of super-chunks, from which retention's final one is made.
 
     Args:
         problem: gives the sizes.
         candidate: of any operation.
         final_state: whether it is wanted.
     """
-    chunk = knobs_of(candidate).chunk
+    knobs, chunk = knobs_of(candidate), knobs_of(candidate).chunk
+    if knobs.split_kv:
+        return layout_bytes(split_bytes(problem, candidate.padded_dim_v, knobs))
     if not final_state or chunk is None:
         return 0
     cut = SuperChunks.of(problem.seqlen_q, chunk, SUPER_CHUNK, ENOUGH_PIECES)

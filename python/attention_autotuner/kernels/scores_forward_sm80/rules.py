@@ -21,6 +21,7 @@ MAX_STAGES = 4
 MIN_SHARED_P_COLUMNS = 192  # output columns of a CTA from which P may go through shared memory
 MIN_SLICE_COLUMNS = 128  # output columns of one of several value slices
 MIN_ODD_DIM = 400  # padded value head dim from which a row block's output takes too many registers to stay whole
+FEW_QUERIES = ("pack_gqa", "split_kv")  # knobs for them
 MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
 
 
@@ -71,7 +72,21 @@ def _sliced_k_needs_two_stages(c: Candidate) -> str | None:
     return f"sliced K needs num_stages >= 2, got {knobs_of(c).num_stages}"
 
 
+def _softmax_alone(c: Candidate) -> str | None:
+    knobs = [name for name in FEW_QUERIES if getattr(knobs_of(c), name)]
+    return f"{' and '.join(knobs)} need a softmax" if knobs and c.score != "softmax" else None
+
+
+def _packed_sequences_keep_rows_and_keys(c: Candidate) -> str | None:
+    knobs = [name for name in FEW_QUERIES if getattr(knobs_of(c), name)]
+    if PACKED not in c.modifications or not knobs:
+        return None
+    return f"packed sequences have rows and keys of their own, got {' and '.join(knobs)}"
+
+
 def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
+    if knobs_of(c).split_kv:
+        return None  # few rows need no more than one warp along them
     if knobs_of(c).warps_n == 1 or value_columns(c) >= MIN_SHARED_P_COLUMNS:
         return None
     return (
@@ -119,6 +134,8 @@ KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
     "num_stages_range": within("num_stages", 1, MAX_STAGES),
     "qk_ahead_needs_two_whole_stages": _qk_ahead_needs_two_whole_stages,
     "sliced_k_needs_two_stages": _sliced_k_needs_two_stages,
+    "softmax_alone": _softmax_alone,
+    "packed_sequences_keep_rows_and_keys": _packed_sequences_keep_rows_and_keys,
     **COPY_PREDICATES,
 }
 PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {

@@ -11,10 +11,18 @@ from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem, Score
 from ..chunks_sm80.knobs import ChunkPass
 from ..chunks_sm80.space import ChunkPasses
+from ..shared.engine import residency
+from ..shared.estimates import expected_usage
 from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
-from ..shared.passes import check_passes, first_legal
+from ..shared.passes import check_passes, first_legal, points_of
+from ..shared.split_kv import (
+    keys_should_split,
+    rows_of_group,
+    split_counts,
+)
 from .knobs import ForwardKnobs
+from .resources import keys_stream, needs
 from .rules import (
     MIN_SHARED_P_COLUMNS,
     MIN_SLICE_COLUMNS,
@@ -101,6 +109,21 @@ FORWARD_PREFERENCES: tuple[ForwardPreference, ...] = (
 
 LEAST_BLOCK_N = 32
 
+# Few queries: (block_m, warps_m, warps_n), keys of a step, stages, in the order of the default's choice, whose tile is
+# the first that holds the rows of a group. Two stages of several CTAs have as many bytes on their way as more of one.
+STREAM_TILES: tuple[tuple[int, int, int], ...] = (
+    (16, 1, 4),
+    (16, 1, 2),
+    (32, 2, 2),
+    (32, 2, 1),
+    (64, 4, 1),
+    (128, 4, 1),
+)
+STREAM_BLOCKS = (64, 128, 32)
+STREAM_STAGES = (2, 3, 4)
+FEW_ROWS = 64  # more fill tiles of usual kernels
+NEAR_ROWS = 4  # times the rows of a tile, or of a group, that the other may be
+
 # Retention's parallel form where it is one of several; where it is the only one it has all that attention has.
 AUTO_ROWS = ForwardSpace(
     tiles=((128, 4), (64, 4), (128, 8)),
@@ -138,6 +161,8 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejectio
     space = SPACES.get(spec.name, ForwardSpace())
     if not problem.semantics.carries_state:
         yield from _row_points(problem, space, spec)
+        if keys_stream(problem) and not problem.packed:
+            yield from _streaming(problem, spec)
         return
     if "parallel" not in forms(problem):
         return
@@ -158,6 +183,8 @@ def _block_n(block_n: int, problem: Problem) -> int:
 def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     """The first row of the default table that is legal, or None."""
     chunk, states = None, None
+    if (stream := _default_stream(problem, spec)) is not None:
+        return stream
     if problem.semantics.carries_state:
         if default_form(problem) != "parallel":
             return None
@@ -228,6 +255,62 @@ def _row_points(
                 if problem.packed and persistent:
                     continue  # see packed_tiles_are_dispatched
                 yield replace(knobs, persistent=persistent, cta_order=order)
+
+
+def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejection]:
+    """Few queries, whose time is that of reading K and V: rows of all heads of a group, keys split among CTAs."""
+    rows = rows_of_group(problem)
+    v_slices = narrow_slices(problem.padded_dim_v) or 1
+    for (block_m, warps_m, warps_n), block_n, stages in product(
+        STREAM_TILES, STREAM_BLOCKS, STREAM_STAGES
+    ):
+        near = max(STREAM_TILES[0][0], rows) * NEAR_ROWS, NEAR_ROWS * block_m
+        if block_m > near[0] or min(rows, STREAM_TILES[-1][0]) > near[1]:
+            continue
+        knobs = ForwardKnobs(
+            block_m=block_m,
+            block_n=block_n,
+            warps_m=warps_m,
+            warps_n=warps_n,
+            num_stages=stages,
+            k_slice=problem.padded_dim_qk,
+            v_slices=v_slices,
+            cta_order="longest_first" if problem.causal else "raster",
+            pack_gqa=problem.heads_q > problem.heads_kv,
+            split_kv=True,
+        )
+        for point in points_of(problem, spec, [knobs], passes_of, PRUNING_PREDICATES):
+            if isinstance(point, Rejection):
+                yield point
+                continue
+            for splits in split_counts(problem, point, _slots(problem, point, spec)):
+                yield replace(point, splits=splits)
+
+
+def _slots(problem: Problem, knobs: ForwardKnobs, spec: ArchSpec) -> int:
+    """CTAs that the GPU holds at a time."""
+    kernel = needs(Candidate.of(problem, knobs))
+    usage = expected_usage(kernel, spec)
+    placed = residency(spec, usage, threads=kernel.threads, ctas=1, filled=False)
+    return spec.num_sms if placed is None else placed.slots
+
+
+def _default_stream(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
+    """The first streaming point whose tile holds the rows, and of whose CTAs an SM holds two, or else one.
+
+    None where queries or their tiles are many.
+    """
+    rows = rows_of_group(problem)
+    few = min(rows, problem.seqlen_q + 1) <= FEW_ROWS
+    largest = STREAM_TILES[-1][0]
+    if problem.packed or not keys_stream(problem):
+        return None
+    if not few and not keys_should_split(problem, largest, spec):
+        return None
+    points = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
+    suited = [p for p in points if p.block_m >= min(rows, largest)]
+    doubled = (p for p in suited if _slots(problem, p, spec) >= 2 * spec.num_sms)
+    return next(doubled, next(iter(suited), None))
 
 
 def _v_slices(problem: Problem, space: ForwardSpace) -> list[int]:

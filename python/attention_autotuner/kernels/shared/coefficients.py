@@ -50,6 +50,7 @@ class Coefficients:
         row_tile_instructions: of one warp per K/V tile and 16 rows: row maxima over lanes, the vote, the new scale.
         barrier_clk: a CTA-wide barrier with the skew of the warps that it waits for, clocks.
         load_latency_clk: from a cp.async to its data, out of L2, clocks.
+        stream_latency_clk: more where keys stream past few queries, out of device memory; published latencies.
         cta_clk: start and end of a CTA beyond its loads and stores, clocks.
         persistent_start_share: share of ``cta_clk`` that a tile of a persistent CTA takes, which no launch precedes.
         persistent_loss: share of a CTA tile's time that looping over tiles costs beside their static imbalance.
@@ -66,9 +67,8 @@ class Coefficients:
         wgmma_efficiency: share of the spec's wgmma rate that the MMAs of a step reach.
         wgmma_score_clk: clocks for each score: its softmax or modification, on a scheduler that also issues MMAs.
         wgmma_step_clk: clocks of a step: barriers and the start of its MMAs.
-        wgmma_load_clk: clocks until a tile arrives that was not asked for a step ahead.
-        wgmma_cta_clk: clocks of a CTA's start, first loads and output.
-        wgmma_tile_clk: the same where CTAs stay for further tiles, whose loads run ahead.
+        wgmma_tile_clk: clocks of a tile's first loads and output, where CTAs stay for further tiles, whose loads run
+            ahead.
         wgmma_overlap_loss: as ``memory_overlap_loss``.
         attention_sm90_rate: share of the spec's clock that a GPU keeps under a dense stream of wgmma.
         attention_sm90_softmax_share: clocks of a softmax over those of its exponentials alone.
@@ -128,6 +128,7 @@ class Coefficients:
     row_tile_instructions: float = fitted(40.0, 10.0, 160.0)
     barrier_clk: float = fitted(195.0, 20.0, 300.0)
     load_latency_clk: float = fitted(400.0, 400.0, 1000.0)
+    stream_latency_clk: float = fitted(300.0, 0.0, 800.0)
     cta_clk: float = fitted(800.0, 500.0, 5000.0)
     persistent_start_share: float = fitted(0.5, 0.0, 1.0)
     persistent_loss: float = fitted(0.03, 0.0, 0.1)
@@ -144,8 +145,6 @@ class Coefficients:
     wgmma_efficiency: float = fitted(1.0, 0.7, 1.0)
     wgmma_score_clk: float = fitted(0.035, 0.01, 0.1)
     wgmma_step_clk: float = fitted(200.0, 50.0, 600.0)
-    wgmma_load_clk: float = fitted(1200.0, 400.0, 2500.0)
-    wgmma_cta_clk: float = fitted(4000.0, 1000.0, 10000.0)
     wgmma_tile_clk: float = fitted(2500.0, 500.0, 8000.0)
     wgmma_overlap_loss: float = fitted(0.1, 0.0, 0.4)
 

@@ -28,6 +28,7 @@ class KernelWork(engine.TileList):
         once_bytes: bytes of device memory that are moved once whatever happens.
         streams: heads whose data CTAs stream, batch included.
         stream_bytes: bytes of one such head.
+        hbm_share: of the peak of device memory, that a kernel gets which little but memory takes the time of.
     """
 
     counts: StepCounts
@@ -36,6 +37,7 @@ class KernelWork(engine.TileList):
     once_bytes: int
     streams: int
     stream_bytes: int
+    hbm_share: float = 1.0
 
 
 def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
@@ -70,7 +72,7 @@ def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coeffici
         "exposed_us": full.exposed_clk * (rounds * to_us),
         "latency_us": full.latency_clk * (rounds * to_us),
         "l2_us": engine.l2_us(through_l2, spec),
-        "hbm_us": engine.hbm_us(_hbm_bytes(work, fills, placed, spec, fit), spec),
+        "hbm_us": engine.hbm_us(_hbm_bytes(work, fills, placed, spec, fit), spec, work.hbm_share),
         "spill_us": rounds * spilled_clk * to_us,
         "cta_us": placed.waves * cta_clk * to_us,
         "imbalance_us": span.idle_steps * round_clk * tail * to_us,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
 from ...core.candidate import Candidate
+from ...core.modifications import PACKED
 
 ELEMENT_BYTES = 2  # fp16 and bf16
 SWIZZLE_COLUMNS = 64  # head dims are held in whole blocks of so many columns
@@ -35,6 +36,11 @@ class Sm90Shape:
     candidate: Candidate
     knobs: Any
     registers_by_warpgroups: ClassVar[Mapping[int, int]] = {}
+
+    @property
+    def packed(self) -> bool:
+        """True where a launch has sequences of their own lengths."""
+        return PACKED in self.candidate.modifications
 
     @property
     def registers_beside(self) -> int:

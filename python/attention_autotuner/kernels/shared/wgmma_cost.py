@@ -5,8 +5,6 @@ Forward is one such kernel; backward is several, each with its own tensors, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...arch.spec import ArchSpec
 from ...core.problem import Problem
 from . import engine
@@ -16,30 +14,6 @@ from .kernel_cost import mask_bytes
 from .tile_costs import ELEMENT_BYTES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sm90Work(engine.TileList):
-    """A kernel's CTAs and what a step of each does.
-
-    Attributes:
-        threads: of one CTA.
-        scores: of one step.
-        columns: that the two MMAs of a step have together, each as many FLOPs a score.
-        moved_rows: rows of so many columns that a step brings beside its mask.
-        buffered: whether a step's tiles are asked for a step ahead.
-        block_clk: clocks of a block of rows beside its steps. CTAs that stay for several share them about as evenly as
-            if each took the next.
-        once_bytes: through device memory, whatever the tiles.
-    """
-
-    threads: int
-    scores: int
-    columns: int
-    moved_rows: int
-    buffered: bool
-    block_clk: float
-    once_bytes: int
-
-
 def once_bytes(problem: Problem) -> int:
     """Bytes through device memory, whatever the tiles: each tensor and the mask once."""
     rows = (
@@ -47,26 +21,6 @@ def once_bytes(problem: Problem) -> int:
         + problem.batch * problem.heads_kv * problem.seqlen_k
     )
     return ELEMENT_BYTES * rows * (problem.dim_qk + problem.dim_v) + mask_bytes(problem)
-
-
-def predict_warpgroups(work: Sm90Work, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
-    """The time of one kernel; infinite where an SM does not hold it, or has no WGMMA."""
-    exposed_clk = fit.wgmma_score_clk * work.scores + fit.wgmma_step_clk
-    if not work.buffered:
-        exposed_clk += fit.wgmma_load_clk
-    return predict_steps(
-        work,
-        spec,
-        usage,
-        fit,
-        threads=work.threads,
-        mma_clk=mma_clk(work.scores * work.columns, spec) / fit.wgmma_efficiency,
-        exposed_clk=exposed_clk,
-        block_clk=work.block_clk,
-        moved_bytes=ELEMENT_BYTES * (work.moved_rows * work.columns + work.scores),
-        once=work.once_bytes,
-        overlap_loss=fit.wgmma_overlap_loss,
-    )
 
 
 # What modifications add to the time of a softmax, by counting instructions: another result of the unit of exponentials,

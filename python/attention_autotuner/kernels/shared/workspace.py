@@ -16,6 +16,7 @@ WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
 LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
 LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
+LISTED_BYTES, COUNT_BYTES = 32, 4  # of sm90/sequence_list.cuh
 
 
 def layout_bytes(sizes: Iterable[int]) -> int:
@@ -56,9 +57,16 @@ def lse_delta_bytes(problem: Problem) -> int:
     return SUM_BYTES * ROW_VALUES * problem.extents[0] * problem.heads_q * rows
 
 
-def count_blocks(problem: Problem, block: int, spare: int = 1) -> int:
-    """Blocks of queries of all packed sequences at most; the twin of ``count_blocks`` in ``common/sequences.cuh``."""
-    return problem.packed_rows[0] // block + (problem.batch + 1) * spare
+def count_blocks(problem: Problem, block: int, spare: int = 1, *, by_queries: bool = True) -> int:
+    """Blocks of rows of all packed sequences at most; the twin of ``count_blocks`` in ``common/sequences.cuh``."""
+    return problem.packed_rows[not by_queries] // block + (problem.batch + 1) * spare
+
+
+def list_bytes(problem: Problem, block: int, *, by_queries: bool) -> list[int]:
+    """Bytes of a list of the blocks of packed sequences, and of its length; the twin of ``BlockList``."""
+    if not problem.packed:
+        return []
+    return [LISTED_BYTES * count_blocks(problem, block, by_queries=by_queries), COUNT_BYTES]
 
 
 def shared_gradient_bytes(problem: Problem, splits: int) -> int:

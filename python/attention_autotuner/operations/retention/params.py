@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-
-from ...core.abi import RetentionBackwardParams, RetentionForwardParams
-from ...core.problem import Direction, Problem
-
-STRUCTS: dict[Direction, type[ctypes.Structure]] = {
-    "forward": RetentionForwardParams,
-    "backward": RetentionBackwardParams,
-}
-"""Direction -> the struct of the ABI."""
+from ...core.problem import Problem
 
 
 def scalars(problem: Problem, scale: float) -> dict[str, float]:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from math import inf
 
-from ...core.abi import RetNetBackwardParams, RetNetForwardParams
-from ...core.problem import Direction, Problem
-
-STRUCTS: dict[Direction, type[ctypes.Structure]] = {
-    "forward": RetNetForwardParams,
-    "backward": RetNetBackwardParams,
-}
-"""Direction -> the struct of the ABI."""
+from ...core.problem import Problem
 
 
 def scalars(problem: Problem, scale: float) -> dict[str, float]:

@@ -87,10 +87,12 @@ struct DqShareSm90 {
 };
 
 // Which tile of queries of all, and where its sums start.
-template <typename Arguments>
-__device__ __forceinline__ int64_t dq_tile_index(Arguments const& arguments, int batch, Cursor const& now) {
-  auto const& common = arguments.common;
-  return (int64_t(batch) * common.params.heads_q + now.head) * common.dq_tiles + now.tile;
+template <typename T>
+__device__ __forceinline__ int64_t dq_tile_index(BackwardPassSm90Stages<T> const& stages, Cursor const& now) {
+  auto const& common = stages.arguments.common;
+  int64_t const tile = (int64_t(stages.batch) * common.params.heads_q + now.head) * common.dq_tiles + now.tile;
+  if constexpr (T::kPacked) return tile + stages.sequence.first_query / T::kBlockColumns + stages.sequence.number;
+  return tile;
 }
 template <typename T>
 __device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments<typename T::Params> const& arguments,
@@ -106,12 +108,12 @@ struct DqSemaphore {
   int* place;
   int block, barrier;
 
-  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments<typename T::Params> const& arguments, int64_t tile,
-                                         Cursor const& now, int part, int of_keys, int barrier)
-      : place(arguments.semaphores + tile * T::kDqParts + part), block(of_keys), barrier(barrier) {
+  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Stages<T> const& stages, int64_t tile, Cursor const& now,
+                                         int part, int barrier)
+      : place(stages.arguments.semaphores + tile * T::kDqParts + part), block(stages.row_block), barrier(barrier) {
     if constexpr (T::kOrdered) {
       if constexpr (T::kModified) {
-        block -= arguments.common.first_key(now.tile * T::kBlockColumns) / T::kBlockRows;
+        block -= stages.common().first_key(now.tile * T::kBlockColumns) / T::kBlockRows;
       }
       if (leads_warpgroup()) semaphore_wait(place, block);
       named_barrier(barrier, kWarpgroupThreads);
@@ -132,7 +134,16 @@ __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments) {
   using Element = typename T::Element;
   auto const& p = arguments.params;
-  int const index = int(blockIdx.x) / arguments.dq_tiles, tile = int(blockIdx.x) % arguments.dq_tiles;
+  int const index = int(blockIdx.x) / arguments.dq_tiles;
+  int tile = int(blockIdx.x) % arguments.dq_tiles, rows = p.seqlen_q, first_row = 0;
+  if constexpr (T::kPacked) {
+    CuSeqlens const queries = CuSeqlens::of_queries(p);
+    SequenceBlock const at = find_block<T::kBlockColumns>(queries, tile);
+    if (!at.exists) return;
+    tile = at.block;
+    rows = queries.length(at.sequence);
+    first_row = queries.begin(at.sequence);
+  }
   int const head = index % p.heads_q, batch = index / p.heads_q;
   float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockColumns * T::kDepth);
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
@@ -153,8 +164,8 @@ __global__ void __launch_bounds__(kRowThreads)
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (row + 8 * half < p.seqlen_q && column < p.dim_qk) {
-        *reinterpret_cast<uint4*>(out + int64_t(row + 8 * half) * p.dq.stride_row + column) =
+      if (row + 8 * half < rows && column < p.dim_qk) {
+        *reinterpret_cast<uint4*>(out + int64_t(first_row + row + 8 * half) * p.dq.stride_row + column) =
             make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]);
       }
     }

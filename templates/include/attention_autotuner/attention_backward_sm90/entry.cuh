@@ -65,6 +65,7 @@ struct AttentionBackwardSm90Entry {
   using Mods = ScoreModsOf<Config>;
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
+  static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
@@ -78,6 +79,11 @@ struct AttentionBackwardSm90Entry {
             .then([&] {
               return Passes::for_each([&](auto traits) {
                 using T = decltype(traits);
+                if constexpr (kPacked) {
+                  auto const list = list_blocks<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, Params>;
+                  int32_t const listing = prepare_kernel(list, kListThreads, 0, device, &resident);
+                  if (listing != ATTENTION_AUTOTUNER_OK) return listing;
+                }
                 auto const kernel = softmax_backward::attention_backward_sm90<Config, T>;
                 return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
               });
@@ -106,30 +112,51 @@ struct AttentionBackwardSm90Entry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles = 0;
-    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, bytes;
+    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
-      int64_t const heads = int64_t(p.batch) * p.heads_q;
+      int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
       lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
+      if constexpr (kPacked) {
+        lse_delta_rows = int64_t(count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare)) * kLseDeltaPadding;
+      }
       shift = heads * lse_delta_rows * int64_t(sizeof(float));
       dq_sum = semaphores = bytes = 2 * shift;
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
+        if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, Keys::kBlockColumns);
         semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
         int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : 0;
         bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
       int64_t const ctas = int64_t(divide_up(p.seqlen_k, Keys::kBlockRows)) * p.heads_kv * p.batch;
-      splits = count_head_splits(ctas, p.heads_q / p.heads_kv, Config::kEnoughCtas);
+      splits = kPacked ? 1 : count_head_splits(ctas, p.heads_q / p.heads_kv, Config::kEnoughCtas);
       if (splits > 1) {
         int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
         dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
         bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
       }
+      listed = bytes;
+      if constexpr (kPacked) {
+        int most = 0;
+        Passes::for_each([&](auto traits) {
+          most = maximum(most, row_blocks<decltype(traits)>(p));
+          return int32_t(ATTENTION_AUTOTUNER_OK);
+        });
+        listed = (bytes + 15) / 16 * 16;
+        bytes = listed + (most + 1) * int64_t(sizeof(ListedBlock));  // and how many there are
+      }
     }
   };
+  // Blocks of rows of a head, at most.
+  template <typename T>
+  static int row_blocks(Params const& p) {
+    int const rows = T::kByQueries ? rows_of_queries<kPacked>(p) : rows_of_keys<kPacked>(p);
+    if constexpr (kPacked) return count_blocks(rows, p.batch, T::kBlockRows);
+    return divide_up(rows, T::kBlockRows);
+  }
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
   }
@@ -143,8 +170,12 @@ struct AttentionBackwardSm90Entry {
   static int32_t check(Params const& p) {
     int32_t const status = check_shape(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    auto queries = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_q, p.seqlen_q); };
-    auto keys = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_kv, p.seqlen_k); };
+    auto queries = [&p](attention_autotuner_tensor const& t) {
+      return aligned(t, 16, batch_of<kPacked>(p), p.heads_q, rows_of_queries<kPacked>(p));
+    };
+    auto keys = [&p](attention_autotuner_tensor const& t) {
+      return aligned(t, 16, batch_of<kPacked>(p), p.heads_kv, rows_of_keys<kPacked>(p));
+    };
     bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
                           keys(p.dk) && keys(p.dv) && mask_aligned<kScoreMod>(p, 16);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -156,15 +187,16 @@ struct AttentionBackwardSm90Entry {
     int const keys = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
     auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
                      int rows) {
-      return TmaDescriptors::make<Element>(described, tensor, columns, length, heads, p.batch, rows);
+      return TmaDescriptors::make<Element>(described, tensor, columns, length, heads, batch_of<kPacked>(p), rows);
     };
     if constexpr (kMasked) {
       if (!TmaDescriptors::make<Element>(a.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, queries)) return false;
     }
-    return make(T::kByQueries ? a.x0 : a.y0, p.q, p.dim_qk, p.seqlen_q, p.heads_q, queries) &&
-           make(T::kByQueries ? a.x1 : a.y1, p.dout, p.dim_v, p.seqlen_q, p.heads_q, queries) &&
-           make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, keys) &&
-           make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, p.seqlen_k, p.heads_kv, keys);
+    int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
+    return make(T::kByQueries ? a.x0 : a.y0, p.q, p.dim_qk, rows_q, p.heads_q, queries) &&
+           make(T::kByQueries ? a.x1 : a.y1, p.dout, p.dim_v, rows_q, p.heads_q, queries) &&
+           make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, rows_k, p.heads_kv, keys) &&
+           make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, rows_k, p.heads_kv, keys);
   }
   // Heads of a section: as many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together;
   // one where a head's row blocks come in turn. With a mask, the batch of each, which shares it.
@@ -173,31 +205,38 @@ struct AttentionBackwardSm90Entry {
     int const sharing = kMasked ? p.batch : 1, all = heads / sharing;
     if (Config::kCtaOrder != CtaOrder::kLongestFirst) return sharing;
     constexpr double kSectionBytes = 24e6;
-    int const streamed = T::kByQueries ? p.seqlen_k : p.seqlen_q * (p.heads_q / p.heads_kv / splits);
+    int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
+    int const streamed = T::kByQueries ? rows_k : rows_q * (p.heads_q / p.heads_kv / splits);
     double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
     int section = minimum(all, maximum(1, int(kSectionBytes / (bytes * sharing))));
     while (all % section != 0) --section;
     return section * sharing;
   }
   template <typename T>
-  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream, int most_ctas) {
+  static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
+                             cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments<Params> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
     if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
     arguments.semaphores = semaphores;
-    int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
+    int const blocks = row_blocks<T>(p), batch = batch_of<kPacked>(p);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
-    int64_t const tiles = int64_t(blocks) * heads * p.batch;
+    int64_t const tiles = int64_t(blocks) * heads * batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    int const section = section_heads<T>(p, heads * p.batch, common.splits.divisor);
-    softmax_backward::SectionList const list{int(tiles),
-                                             T::kByQueries && p.causal,
-                                             Divider::by(section * blocks),
-                                             Divider::by(section),
-                                             Divider::by(kMasked ? p.batch : heads),
-                                             Divider::by(p.heads_q / p.heads_kv)};
+    int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
+    softmax_backward::SectionListOf<kPacked> list;
+    static_cast<softmax_backward::SectionList&>(list) = {
+        kPacked ? heads : int(tiles),         T::kByQueries && p.causal,
+        Divider::by(section * blocks),        Divider::by(section),
+        Divider::by(kMasked ? batch : heads), Divider::by(p.heads_q / p.heads_kv)};
+    if constexpr (kPacked) {
+      list.listed = listed;
+      cudaError_t const error =
+          launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns>(p, listed, nullptr, stream);
+      if (error != cudaSuccess) return cuda_status(error);
+    }
     int const ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
     softmax_backward::attention_backward_sm90<Config, T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());
@@ -228,9 +267,12 @@ struct AttentionBackwardSm90Entry {
     int const most_ctas = multiprocessors[device].load(std::memory_order_relaxed);  // registers leave room for one each
     if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return static_cast<char*>(workspace) + bytes; };
     Common const common = arguments_of(p, workspace);
-    int* const semaphores = reinterpret_cast<int*>(static_cast<char*>(workspace) + places.semaphores);
-    int64_t const heads = int64_t(p.batch) * p.heads_q;
+    int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
+    auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
+    BlockList const listed{blocks + 1, &blocks->block};
+    int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
     int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     backward_preprocess<Config>
@@ -245,8 +287,9 @@ struct AttentionBackwardSm90Entry {
           return cuda_status(cudaGetLastError());
         })
         .then([&] {
-          return Passes::for_each(
-              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream, most_ctas); });
+          return Passes::for_each([&](auto traits) {
+            return launch_pass<decltype(traits)>(common, semaphores, listed, stream, most_ctas);
+          });
         })
         .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);

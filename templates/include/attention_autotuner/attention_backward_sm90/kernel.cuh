@@ -15,7 +15,6 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
   using Base = BackwardPassSm90Stages<T>;
   using Base::arguments;
   using Base::Base;
-  using Base::batch;
   using Base::begin;
   using Base::empty;
   using Base::end;
@@ -31,11 +30,11 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
     Cursor now = range.begin();
 #pragma unroll 1
     for (int index = begin; index < end; ++index, range.next(now)) {
-      int64_t const tile = dq_tile_index(arguments, batch, now);
+      int64_t const tile = dq_tile_index<T>(*this, now);
       int const stage = Stored::stage(index);
       wait(full(T::kDsBarrier, stage), Stored::phase(index));
       share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
-      DqSemaphore<T> const semaphore(arguments, tile, now, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+      DqSemaphore<T> const semaphore(*this, tile, now, 0, kWarpgroupBarrier + T::kWarpgroups);
 #pragma unroll
       for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
 #pragma unroll
@@ -72,12 +71,15 @@ __device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
-                            SectionList const list) {
+                            SectionListOf<T::kPacked> const list) {
   extern __shared__ char smem_bytes[];
   using Stages = BackwardPassSm90Stages<T>;
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
   OutputTiles tiles;
+  if constexpr (T::kPacked) {
+    if (tiles.tile() >= count_tiles<true>(list)) return;  // there are more CTAs than blocks of rows
+  }
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.x0.descriptor);
     prefetch_descriptor(arguments.y0.descriptor);
@@ -89,10 +91,18 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   __syncthreads();
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    if (threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64)) return;
-    while (tiles.tile() < list.tiles) {
+    if (T::kPacked ? threadIdx.x >= 64 : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64)) {
+      return;
+    }
+    while (tiles.tile() < count_tiles<T::kPacked>(list)) {
       Stages const stages(arguments, smem, list, tiles);
-      if (threadIdx.x == 0) {
+      if constexpr (T::kPacked) {
+        if (threadIdx.x < 32) {
+          stages.template load_packed<0>();
+        } else {
+          stages.template load_packed<1>();
+        }
+      } else if (threadIdx.x == 0) {
         stages.load_first();
       } else if (T::kMasked && threadIdx.x == 64) {
         if constexpr (T::kMasked) stages.load_mask();
@@ -104,7 +114,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   } else if (T::kOwnDq && warpgroup == 1 + T::kWarpgroups) {
     if constexpr (T::kOwnDq) {
       softmax_forward::give_registers<T::kDqRegisters>();
-      while (tiles.tile() < list.tiles) {
+      while (tiles.tile() < count_tiles<T::kPacked>(list)) {
         BackwardPassSm90Dq<T> share(arguments, smem, list, tiles);
         share.run();
         tiles.next(share.end);
@@ -116,7 +126,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       if (arguments.common.params.r_grad)
         return consume_tiles<WithSigns<T>>(arguments, smem, list, tiles, warpgroup - 1);
     }
-    while (tiles.tile() < list.tiles) {
+    while (tiles.tile() < count_tiles<T::kPacked>(list)) {
       BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
       consumer.mainloop();
       consumer.write();

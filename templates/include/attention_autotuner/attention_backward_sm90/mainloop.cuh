@@ -185,16 +185,15 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     if constexpr (T::kKeysDq) {
       fence_accumulators(share.sums);
       if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
-      int64_t const tile = dq_tile_index(arguments, batch, now);
-      DqSemaphore<T> const semaphore(arguments, tile, now, group, row_block, kWarpgroupBarrier + group);
+      int64_t const tile = dq_tile_index<T>(*this, now);
+      DqSemaphore<T> const semaphore(*this, tile, now, group, kWarpgroupBarrier + group);
       share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
   }
   __device__ __forceinline__ void send_dq(Cursor const& now) {
     if constexpr (T::kKeysDq) {
-      share.send(dq_tile<T>(arguments, dq_tile_index(arguments, batch, now)), dq_row(), dq_column(),
-                 Base::dq_stage(group));
+      share.send(dq_tile<T>(arguments, dq_tile_index<T>(*this, now)), dq_row(), dq_column(), Base::dq_stage(group));
     }
   }
 
@@ -356,20 +355,32 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
   }
 
   __device__ __forceinline__ void write() const {
-    auto const& common = arguments.common;
-    auto const& params = common.params;
+    auto const& all = arguments.common;
+    auto const& params = all.params;
+    auto const& mine = Base::common().params;
+    // With the rows of the sequence.
+    auto const of_sequence = [this](attention_autotuner_tensor const& tensor)
+        -> std::conditional_t<T::kPacked, attention_autotuner_tensor, attention_autotuner_tensor const&> {
+      if constexpr (T::kPacked) {
+        attention_autotuner_tensor shifted = tensor;
+        shift_rows(shifted, T::kByQueries ? this->sequence.first_query : this->sequence.first_key);
+        return shifted;
+      } else {
+        return tensor;
+      }
+    };
     int const row = Base::lane_row();
     if constexpr (T::kByQueries) {
-      write_result<Element>(dq_or_dk, common, params.dq, nullptr, T::kDepth, params.dim_qk, score_scale(params), batch,
-                            Base::head, 0, params.seqlen_q, row, 0);
+      write_result<Element>(dq_or_dk, all, of_sequence(params.dq), nullptr, T::kDepth, params.dim_qk,
+                            score_scale(params), batch, Base::head, 0, mine.seqlen_q, row, 0);
     } else {
       if constexpr (T::kHasDs) {
-        write_result<Element>(dq_or_dk, common, params.dk, common.dk_partial, T::kDepth, params.dim_qk,
-                              score_scale(params), batch, Base::kv_head, Base::split, params.seqlen_k, row, 0);
+        write_result<Element>(dq_or_dk, all, of_sequence(params.dk), all.dk_partial, T::kDepth, params.dim_qk,
+                              score_scale(params), batch, Base::kv_head, Base::split, mine.seqlen_k, row, 0);
       }
       if constexpr (T::kHasDv) {
-        write_result<Element>(dv, common, params.dv, common.dv_partial, T::kColumns, params.dim_v, 1.0f, batch,
-                              Base::kv_head, Base::split, params.seqlen_k, row, 0);
+        write_result<Element>(dv, all, of_sequence(params.dv), all.dv_partial, T::kColumns, params.dim_v, 1.0f, batch,
+                              Base::kv_head, Base::split, mine.seqlen_k, row, 0);
       }
     }
   }

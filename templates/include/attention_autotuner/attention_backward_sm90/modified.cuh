@@ -47,12 +47,12 @@ struct Distances<T, true> {
   template <typename Consumer>
   __device__ __forceinline__ void begin(Consumer const& consumer, Cursor const& now) {
     auto const& arguments = consumer.arguments;
-    auto const& p = arguments.common.params;
+    auto const& p = consumer.common().params;
     int const wanted = T::kByQueries ? consumer.head : now.head;
     // Beside a softcap there are no registers to keep the slope.
     if (T::kPacksCapped || wanted != head) {
       head = wanted;
-      slope = arguments.alibi_slopes[int64_t(consumer.batch) * arguments.slopes_per_batch + head] * kLog2E;
+      slope = arguments.alibi_slopes[int64_t(consumer.slopes()) * arguments.slopes_per_batch + head] * kLog2E;
     }
     // Rows may be queries or keys; a distance is query + diagonal - key.
     constexpr int kRows = kWarpgroupRows - 1, kColumns = T::kBlockColumns - 1, kSign = T::kByQueries ? 1 : -1;

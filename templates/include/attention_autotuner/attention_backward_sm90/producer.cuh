@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_backward_sm90/memory.cuh"
@@ -11,6 +12,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/sequence_list.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner::softmax_backward {
@@ -36,6 +38,38 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
   int const outer = list.heads.divide(head_batch), inner = head_batch - outer * list.heads.divisor;
   return {list.reversed_rows ? blocks - 1 - rank : rank, kMasked ? outer : inner, kMasked ? inner : outer, 0};
 }
+
+// Of packed sequences: the list says it of a single row block, whose place is taken by as many as are listed.
+struct PackedSectionList : SectionList {
+  BlockList listed;
+};
+template <bool kPacked>
+using SectionListOf = std::conditional_t<kPacked, PackedSectionList, SectionList>;
+template <bool kPacked>
+__device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {
+  if constexpr (kPacked) return list.tiles * *list.listed.count;
+  return list.tiles;
+}
+// In the place of a row block is its place in the list.
+__device__ __forceinline__ TileCoordinates listed_tile(int index, PackedSectionList const& list) {
+  int const section_tiles = list.section_heads.divisor * *list.listed.count, section = index / section_tiles;
+  int const within = index - section * section_tiles, listed = list.section_heads.divide(within);
+  int const head = section * list.section_heads.divisor + within - listed * list.section_heads.divisor;
+  return {listed, head, 0, 0};
+}
+
+// The arguments of one of the packed sequences, as far as they are its own.
+struct SequenceParams {
+  int seqlen_q, seqlen_k, causal, causal_offset, window_left, window_right, heads_q;
+};
+// What a pass knows of the sequence of its tile: a part of its stages, and nothing of theirs without packing.
+template <bool kPacked>
+struct SequenceOfTile {};
+template <>
+struct SequenceOfTile<true> {
+  ListedBlock sequence;
+  BackwardArguments<SequenceParams> shown;
+};
 
 // The mask of retnet, and nothing of attention.
 template <typename Params>
@@ -70,7 +104,8 @@ struct OutputTiles {
 
 // Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
-struct BackwardPassSm90Stages {
+struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
+  using List = SectionListOf<T::kPacked>;
   BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
@@ -79,11 +114,15 @@ struct BackwardPassSm90Stages {
   int visit;       // of the CTA
 
   __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments<typename T::Params> const& arguments,
-                                                    uint32_t smem, SectionList const& list, OutputTiles const& tiles)
+                                                    uint32_t smem, List const& list, OutputTiles const& tiles)
       : arguments(arguments), smem(smem), begin(tiles.steps), visit(tiles.visits) {
-    auto const& common = arguments.common;
-    TileCoordinates const tile = section_tile<T::kMasked>(tiles.tile(), list);
+    TileCoordinates const tile = coordinates(list, tiles.tile());
     row_block = tile.row_block;
+    if constexpr (T::kPacked) {
+      show_sequence(list.listed.blocks[tile.row_block]);
+      row_block = this->sequence.block;
+    }
+    auto const& common = this->common();
     batch = tile.batch;
     int const first_row = row_block * T::kBlockRows;
     if constexpr (T::kByQueries) {
@@ -94,7 +133,7 @@ struct BackwardPassSm90Stages {
       range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
       if constexpr (T::kModified) range.first = common.first_key(first_row) / T::kBlockColumns;
     } else {
-      Share<true> const share(common, tile.head);
+      Share<true> const share(arguments.common, tile.head);
       kv_head = share.kv_head;
       split = share.split;
       head = share.head;
@@ -102,12 +141,44 @@ struct BackwardPassSm90Stages {
     }
     end = begin + range.tiles();
   }
+  __device__ __forceinline__ static TileCoordinates coordinates(List const& list, int index) {
+    if constexpr (T::kPacked) {
+      return listed_tile(index, list);
+    } else {
+      return section_tile<T::kMasked>(index, list);
+    }
+  }
+  __device__ __forceinline__ void show_sequence(ListedBlock const& sequence) {
+    auto const& all = arguments.common;
+    auto& shown = this->shown;
+    this->sequence = sequence;
+    shown.params = {sequence.query_count,   sequence.key_count,      all.params.causal, sequence.offset,
+                    all.params.window_left, all.params.window_right, all.params.heads_q};
+    int64_t const blocks = sequence.first_query / kLseDeltaPadding + sequence.number * kLseDeltaSpare;
+    shown.base = all.base + blocks * kLseDeltaPadding;
+    shown.shift = all.shift + blocks * kLseDeltaPadding;
+    shown.lse_delta_rows = all.lse_delta_rows;
+  }
+  // By which a pass tells what it visits: the arguments of the launch, or of the sequence.
+  __device__ __forceinline__ auto const& common() const {
+    if constexpr (T::kPacked) {
+      return this->shown;
+    } else {
+      return arguments.common;
+    }
+  }
   __device__ __forceinline__ int steps() const { return end - begin; }
+  // Which batch entry's slopes are its own.
+  __device__ __forceinline__ int slopes() const {
+    if constexpr (T::kPacked) return this->sequence.slopes;
+    return batch;
+  }
 
   __device__ __forceinline__ uint32_t full(int ring, int stage) const {
     return smem + T::kBarrierOffset + 16 * (ring + stage);
   }
   __device__ __forceinline__ uint32_t empty(int ring, int stage) const { return full(ring, stage) + 8; }
+  __device__ __forceinline__ uint32_t cleared(int producer) const { return smem + T::kClearedOffset + 8 * producer; }
   __device__ __forceinline__ uint32_t x0_tile() const { return smem; }
   __device__ __forceinline__ uint32_t x1_tile() const { return smem + T::kX1Offset; }
   __device__ __forceinline__ uint32_t y0_tile(int stage) const { return smem + T::kY0Offset + stage * T::kY0Bytes; }
@@ -137,6 +208,9 @@ struct BackwardPassSm90Stages {
       barrier_init(full(i, 0), kConsumers);
       barrier_init(empty(i, 0), T::kOwnDq ? kDqWarps : kConsumers);
     }
+    if constexpr (T::kPacked) {
+      for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);
+    }
     fence_barrier_init();
   }
   // X0, and X1, of this tile; from a producer or to it.
@@ -148,7 +222,65 @@ struct BackwardPassSm90Stages {
   __device__ __forceinline__ int streamed_head(Cursor const& now) const { return T::kByQueries ? kv_head : now.head; }
   __device__ __forceinline__ int staying_head() const { return T::kByQueries ? head : kv_head; }
   __device__ __forceinline__ float const* values_of(float const* values, Cursor const& now) const {
-    return values + arguments.common.lse_delta_offset(batch, now.head) + now.tile * T::kBlockColumns;
+    return values + common().lse_delta_offset(batch, now.head) + now.tile * T::kBlockColumns;
+  }
+
+  // A tile on its way, by load(barrier), which arrives there. Where a sequence ends within it, memory may hold anything
+  // after that, and 0 times NaN is NaN: the rest is cleared before the tile is full. A warp calls.
+  template <int Rows, int Columns, typename Load>
+  __device__ __forceinline__ void load_cleared(uint32_t tile, uint32_t full, int rows, int producer, int& phase,
+                                               Load&& load) const {
+    bool const whole = rows >= Rows;
+    if (lane_index() == 0) load(whole ? full : cleared(producer));
+    if (whole) return;
+    wait(cleared(producer), phase);
+    phase ^= 1;
+    clear_rows_from<Rows, Columns>(tile, rows);
+    if (lane_index() == 0) arrive(full);
+  }
+  // What both producers do of packed sequences: the first with X0 and Y0, the second with X1 and Y1.
+  template <int kProducer>
+  __device__ __forceinline__ void load_packed() const {
+    constexpr bool kFirst = kProducer == 0, kValues = !T::kByQueries && (kFirst || T::kHasDs);
+    constexpr int kColumns = kFirst ? T::kDepthLoaded : T::kColumnsLoaded;
+    constexpr int kBarrier = kFirst ? T::kY0Barrier : T::kY1Barrier;
+    using Ring = BarrierRing<kFirst ? T::kFirstStages : T::kSecondStages>;
+    auto const& p = common().params;
+    auto const& sequence = this->sequence;
+    int const staying = T::kByQueries ? sequence.first_query : sequence.first_key;
+    int const streamed = T::kByQueries ? sequence.first_key : sequence.first_query;
+    if (steps() == 0) return;
+    int phase = 0;
+    if constexpr (kFirst || T::kHasDs) {
+      uint32_t const tile = kFirst ? x0_tile() : x1_tile();
+      int const row = row_block * T::kBlockRows;
+      // Queries that are not the sequence's spoil no others.
+      int const rows = T::kByQueries ? T::kBlockRows : p.seqlen_k - row;
+      acquire_rows(kProducer);
+      load_cleared<T::kBlockRows, kColumns>(
+          tile, full(T::kXBarrier, kProducer), rows, kProducer, phase, [&](uint32_t arrived) {
+            fill_stage<T::kBlockRows, kColumns>(tile, kFirst ? arguments.x0 : arguments.x1, arrived, staying + row, 0,
+                                                staying_head(), batch);
+          });
+    }
+    Cursor now = range.begin();
+#pragma unroll 1
+    for (int index = begin; index < end; ++index, range.next(now)) {
+      int const stage = Ring::stage(index), row = now.tile * T::kBlockColumns;
+      uint32_t const tile = kFirst ? y0_tile(stage) : y1_tile(stage);
+      int const rows = (T::kByQueries ? p.seqlen_k : p.seqlen_q) - row;
+      wait(empty(kBarrier, stage), Ring::phase(index) ^ 1);
+      load_cleared<T::kBlockColumns, kColumns>(
+          tile, full(kBarrier, stage), rows, kProducer, phase, [&](uint32_t arrived) {
+            arrive_and_expect_tx(arrived, 2 * T::kBlockColumns * kColumns + (kValues ? 4 * T::kBlockColumns : 0));
+            load_tile<T::kBlockColumns, kColumns>(tile, kFirst ? arguments.y0 : arguments.y1, arrived, streamed + row,
+                                                  0, streamed_head(now), batch);
+            if constexpr (kValues) {
+              bulk_load(kFirst ? base_of(stage) : shift_of(stage),
+                        values_of(kFirst ? common().base : common().shift, now), 4 * T::kBlockColumns, arrived);
+            }
+          });
+    }
   }
 
   // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, a third the

@@ -37,8 +37,8 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   Distances<T> distances;
 
   __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments<typename T::Params> const& arguments,
-                                                    uint32_t smem, SectionList const& list, OutputTiles const& tiles,
-                                                    int group)
+                                                    uint32_t smem, typename Base::List const& list,
+                                                    OutputTiles const& tiles, int group)
       : Base(arguments, smem, list, tiles), group(group) {}
 
   // The first row of this warpgroup, and of this lane.
@@ -47,7 +47,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
 
   __device__ __forceinline__ void load_row_values() {
     if constexpr (T::kByQueries) {
-      auto const& common = arguments.common;
+      auto const& common = Base::common();
       int64_t const first = common.lse_delta_offset(batch, head);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -60,7 +60,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
 
   // True where some of the warpgroup's rows do not see some of a tile's columns, or the reverse.
   __device__ __forceinline__ bool needs_mask(Cursor const& now) const {
-    auto const& common = arguments.common;
+    auto const& common = Base::common();
     int const column = now.tile * T::kBlockColumns;
     if constexpr (T::kModified && T::kByQueries) {
       if (common.first_key(first_row() + kWarpgroupRows - 1) > column) return true;
@@ -76,7 +76,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   }
   // Puts `hidden` in the place of scores of keys that queries do not see.
   __device__ __forceinline__ void mask(Cursor const& now, float hidden) {
-    auto const& common = arguments.common;
+    auto const& common = Base::common();
     int const column = now.tile * T::kBlockColumns + 2 * (lane_index() & 3);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

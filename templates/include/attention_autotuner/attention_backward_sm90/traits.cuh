@@ -141,6 +141,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                                                          : kBlockColumns == 64 * kWarpgroups ||
                                                                (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128))),
                 "dq_share_fits_warpgroups");
+  static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
@@ -169,10 +170,12 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
   static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kBarriers = kDsBarrier + kDsStages;
+  // Of tiles that are cleared before they are full, one for each producer.
+  static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
   static constexpr int kBarrierBytes = 256;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + kBarrierBytes;
-  static_assert(16 * kBarriers <= kBarrierBytes, "barriers_fit");
+  static_assert(16 * (kBarriers + Mods::kPacked) <= kBarrierBytes, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

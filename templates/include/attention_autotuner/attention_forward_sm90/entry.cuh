@@ -20,9 +20,9 @@ template <typename Config>
 struct AttentionForwardSm90Entry {
   using T = AttentionForwardSm90Traits<Config>;
   using Element = typename T::Element;
-  using Params =
-      std::conditional_t<T::kMasked, attention_autotuner_retnet_forward_params,
-                         std::conditional_t<T::kModified, ModifiedForwardParams<Config>, AttentionForwardParams1003>>;
+  using Params = std::conditional_t<
+      T::kMasked, attention_autotuner_retnet_forward_params,
+      std::conditional_t<kIsModified<Config>, ModifiedForwardParams<Config>, AttentionForwardParams1003>>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
@@ -37,6 +37,10 @@ struct AttentionForwardSm90Entry {
     cudaError_t const error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return cuda_status(error);
     int32_t status = TmaDescriptors::prepare(device);
+    if constexpr (T::kPacked) {
+      auto const list = list_blocks<Config, true, T::kBlockM, T::kBlockN, Params>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(list, kListThreads, 0, device, &resident);
+    }
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status =
         prepare_kernel(softmax_forward::attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
@@ -47,6 +51,11 @@ struct AttentionForwardSm90Entry {
     return status;
   }
 
+  // Blocks of rows of a head, at most.
+  static int row_blocks_of(Params const& p, int queries) {
+    if constexpr (T::kPacked) return count_blocks(p.total_q, p.batch, T::kBlockM);
+    return divide_up(p.seqlen_q, queries);
+  }
   static int64_t rows(Params const& p) { return int64_t(p.batch) * p.heads_q * p.seqlen_q; }
   // The splits of a launch: no more than there are tiles of keys. Each has results of all rows.
   static int splits(Params const& p) {
@@ -59,11 +68,14 @@ struct AttentionForwardSm90Entry {
   struct Workspace : WorkspaceLayout {
     int* claimed;
     float *partial_output, *partial_lse;
+    BlockList listed;
     Workspace(void* base, Params const& p)
         : WorkspaceLayout(base),
           claimed(this->template take<int>(kDynamic, 1)),
           partial_output(this->template take<float>(splits(p) > 1, splits(p) * rows(p) * T::kColumns)),
-          partial_lse(this->template take<float>(splits(p) > 1, splits(p) * rows(p))) {}
+          partial_lse(this->template take<float>(splits(p) > 1, splits(p) * rows(p))),
+          listed{this->template take<ListedBlock>(T::kPacked, row_blocks_of(p, T::kBlockM)),
+                 this->template take<int>(T::kPacked, 1)} {}
   };
   static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
 
@@ -109,10 +121,11 @@ struct AttentionForwardSm90Entry {
         !has_values<typename T::Modifications>(p) || (bounded && !T::kKeyBounds)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
-    bool const pointers = aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) &&
-                          aligned(p.k, 16, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.v, 16, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kScoreMod>(p, 16);
+    int const batch = batch_of<T::kPacked>(p), rows_q = rows_of_queries<T::kPacked>(p);
+    int const rows_k = rows_of_keys<T::kPacked>(p);
+    bool const pointers = aligned(p.q, 16, batch, p.heads_q, rows_q) && aligned(p.k, 16, batch, p.heads_kv, rows_k) &&
+                          aligned(p.v, 16, batch, p.heads_kv, rows_k) && aligned(p.o, 16, batch, p.heads_q, rows_q) &&
+                          mask_aligned<T::kScoreMod>(p, 16);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -134,15 +147,15 @@ struct AttentionForwardSm90Entry {
   static int section_heads(Params const& p, int group) {
     constexpr double kSectionBytes = 32e6;  // of K and V
     int const sharing = T::kMasked ? p.batch : 1;
-    double const bytes = 2.0 * p.seqlen_k * (p.dim_qk + p.dim_v) * sharing;
-    int64_t const most = int64_t(p.batch) * p.heads_kv / sharing;
+    double const bytes = 2.0 * rows_of_keys<T::kPacked>(p) * (p.dim_qk + p.dim_v) * sharing;
+    int64_t const most = int64_t(batch_of<T::kPacked>(p)) * p.heads_kv / sharing;
     double const power = std::exp2(std::round(std::log2(std::fmax(1.0, kSectionBytes / bytes))));
-    return int(longest_last(p) ? std::fmin(power, double(most)) : 1.0) * sharing * group;
+    return int(T::kPacked || longest_last(p) ? std::fmin(power, double(most)) : 1.0) * sharing * group;
   }
   // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
   static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
     int const packed_heads = p.heads_q / packed.heads.divisor, group = packed_heads / p.heads_kv;
-    int const heads_q = packed_heads * T::kVSlices, heads = heads_q * p.batch;
+    int const heads_q = packed_heads * T::kVSlices, heads = heads_q * batch_of<T::kPacked>(p);
     int const section = section_heads(p, group * T::kVSlices), tiles = heads * row_blocks;
     int const sections = divide_up(heads, section), last = heads - (sections - 1) * section;
     return {tiles * splits(p),
@@ -177,9 +190,10 @@ struct AttentionForwardSm90Entry {
   }
 
   // What is made of scores, and the results of rows beside O.
-  using Arguments = softmax_forward::AttentionForwardSm90Arguments<T::kModified>;
+  using Arguments = softmax_forward::ArgumentsOf<T>;
   template <typename AttentionParams>
   static bool take_scores(Arguments& arguments, AttentionParams const& p) {
+    if constexpr (T::kPacked) arguments.total_q = p.total_q;
     arguments.lse = p.lse;
     arguments.seqlens_k = p.seqlens_k;
     arguments.starts_k = p.starts_k;
@@ -205,21 +219,21 @@ struct AttentionForwardSm90Entry {
     if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     Arguments arguments;
     PackedRows const packed = arguments.packed = packed_rows(p);
-    int const row_blocks = divide_up(p.seqlen_q, packed.queries);
-    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * p.batch * splits(p);
+    int const row_blocks = row_blocks_of(p, packed.queries), batch = batch_of<T::kPacked>(p);
+    int const rows_q = rows_of_queries<T::kPacked>(p), rows_k = rows_of_keys<T::kPacked>(p);
+    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * batch * splits(p);
     if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     bool const described =
         (T::kPackGqa
              ? describe_packed(arguments.q, p, packed)
-             : TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM)) &&
-        TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
-        TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
-        (T::kOutput == Output::kDirect ||
-         TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, p.seqlen_q, p.heads_q, p.batch,
-                                       softmax_forward::kWarpgroupRows));
+             : TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, rows_q, p.heads_q, batch, T::kBlockM)) &&
+        TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, rows_k, p.heads_kv, batch, T::kBlockN) &&
+        TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, rows_k, p.heads_kv, batch, T::kBlockN) &&
+        (T::kOutput == Output::kDirect || TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, rows_q, p.heads_q,
+                                                                        batch, softmax_forward::kWarpgroupRows));
     if (!described || !take_scores(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     Workspace const buffers(workspace, p);
-    arguments.list = work_list(p, packed, row_blocks, buffers.claimed);
+    static_cast<WorkList&>(arguments.list) = work_list(p, packed, T::kPacked ? 1 : row_blocks, buffers.claimed);
     arguments.partial_output = buffers.partial_output;
     arguments.partial_lse = buffers.partial_lse;
     arguments.partial_rows = rows(p);
@@ -235,10 +249,15 @@ struct AttentionForwardSm90Entry {
     arguments.causal_offset = p.causal_offset;
     arguments.zero = 0;
     arguments.claim_lead = p.causal ? 1 : 4;
-    if constexpr (kDynamic) {
-      cudaError_t const error = cudaMemsetAsync(buffers.claimed, 0, sizeof(int), stream);
-      if (error != cudaSuccess) return cuda_status(error);
+    cudaError_t prepared = cudaSuccess;
+    if constexpr (T::kPacked) {
+      arguments.list.listed = buffers.listed;
+      prepared =
+          launch_list<Config, true, T::kBlockM, T::kBlockN>(with_window(p), buffers.listed, buffers.claimed, stream);
+    } else if constexpr (kDynamic) {
+      prepared = cudaMemsetAsync(buffers.claimed, 0, sizeof(int), stream);
     }
+    if (prepared != cudaSuccess) return cuda_status(prepared);
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
     softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
     cudaError_t const error = cudaGetLastError();

@@ -1,10 +1,10 @@
 // Attention forward for compute capability 9.0: O = softmax(scale Q K^T) V by WGMMA, with tiles of Q, K and V loaded by
 // TMA into rings of stages; and retnet's, O = ((scale Q K^T) M / r) V, with tiles of the mask beside them.
 //
-// A CTA has 64 rows of queries for each of its consumer warpgroups, and two or three producer threads (with key bounds
-// a thread and a warp). It computes tile of rows after tile of rows, their keys from the last to the first, so that a
-// mask is met at the beginning of a tile. Few queries are packed: those of all heads of a group are rows of one tile;
-// and their keys are split among CTAs, whose results common/split_combine.cuh combines.
+// A CTA has 64 rows of queries for each of its consumer warpgroups, and two or three producer threads (where keys may
+// end inside a tensor a thread and a warp). It computes tile of rows after tile of rows, their keys from the last to
+// the first, so that a mask is met at the beginning of a tile. Few queries are packed: those of all heads of a group
+// are rows of one tile; and their keys are split among CTAs, whose results common/split_combine.cuh combines.
 #pragma once
 
 #include "attention_autotuner/attention_forward_sm90/output.cuh"
@@ -247,7 +247,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     TileSequence<T> sequence(arguments.list, smem);
     clear_output();
     do {
-      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      WorkTile const tile = sequence.tile();
       begin_tile(tile);
       if constexpr (T::kQStages == 1) release_stored_q();
       start_rows();
@@ -270,7 +270,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   __device__ __forceinline__ void run_tiles() {
     TileSequence<T> sequence(arguments.list, smem);
     do {
-      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      WorkTile const tile = sequence.tile();
       begin_tile(tile);
       if constexpr (T::kQStages == 1) release_stored_q();
       first_step(tile);
@@ -297,7 +297,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // One loop over the steps of all tiles: QK of the next tile is issued before the last PV of this one.
   __device__ __forceinline__ void run_flat() {
     TileSequence<T> sequence(arguments.list, smem);
-    WorkTile tile = work_tile<T>(sequence.index, arguments.list);
+    WorkTile tile = sequence.tile();
     begin_tile(tile);
     first_step(tile);
     int accumulate = 0, key_tile = last_key_tile();
@@ -312,7 +312,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
         release_q();
         release_stored_q();
         if (!sequence.template next<true>()) break;
-        tile = work_tile<T>(sequence.index, arguments.list);
+        tile = sequence.tile();
         begin_tile(tile);
         start_rows();
         q.advance();
@@ -354,8 +354,11 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
 
 template <typename Config>
 __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 1)
-    attention_forward_sm90(AttentionForwardSm90Arguments<kIsModified<Config>> const __grid_constant__ arguments) {
+    attention_forward_sm90(ArgumentsOf<AttentionForwardSm90Traits<Config>> const __grid_constant__ arguments) {
   using T = AttentionForwardSm90Traits<Config>;
+  if constexpr (T::kPacked) {
+    if (!TileSequence<T>(arguments.list, 0).valid()) return;  // there are more CTAs than blocks of rows
+  }
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
@@ -373,7 +376,7 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
   if (warpgroup == 0) {
     if constexpr (T::kTradesRegisters) give_registers<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_q_and_k();
-    if (T::kKeyBounds ? threadIdx.x / 32 == 1 : threadIdx.x == 32) stages.load_v();
+    if (T::kClearsV ? threadIdx.x / 32 == 1 : threadIdx.x == 32) stages.load_v();
     if constexpr (T::kMasked) {
       if (threadIdx.x == 64) stages.load_mask();
     }

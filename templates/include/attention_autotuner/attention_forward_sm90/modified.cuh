@@ -51,7 +51,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     for (int half = 0; half < 2; ++half) {
       int const head = head_of(tile, lane_row() + 8 * half);
       if constexpr (T::kAlibi) {
-        float const* const slopes = arguments.alibi_slopes + int64_t(tile.batch) * arguments.slopes_per_batch;
+        float const* const slopes = arguments.alibi_slopes + int64_t(slopes_of(tile)) * arguments.slopes_per_batch;
         slope[half] = slopes[head] * arguments.slope_scale;
       }
       if constexpr (T::kSinks) sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();
@@ -92,6 +92,10 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
   }
 
  private:
+  __device__ __forceinline__ int slopes_of(WorkTile const& tile) const {
+    if constexpr (T::kPacked) return range.slopes;
+    return tile.batch;
+  }
   __device__ __forceinline__ int first_query(WorkTile const& tile) const {
     return query_of(tile, group * kWarpgroupRows);
   }
@@ -100,7 +104,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
   }
 
   __device__ __forceinline__ void add_distances(WorkTile const& tile, int key_tile) {
-    int diagonal = arguments.seqlen_k - arguments.seqlen_q;
+    int diagonal = range.length(arguments) - range.queries(arguments);
     if constexpr (T::kKeyBounds) diagonal = range.diagonal - range.begin();
     int const column = key_tile * T::kBlockN;
     // Where no row sees what is beyond its diagonal, the sign of distances there does not matter.

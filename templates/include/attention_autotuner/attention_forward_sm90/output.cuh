@@ -34,6 +34,7 @@ struct AttentionForwardSm90Output
   using Base::o;
   using Base::q_tile;
   using Base::query_of;
+  using Base::range;
 
   bool q_pending = false;  // a TMA store may still read the stage of Q before `q_stage`
 
@@ -59,7 +60,13 @@ struct AttentionForwardSm90Output
 #pragma unroll
       for (int half = 0; half < 2; ++half) write_partial(tile, half, inverse[half], levels[half], total[half]);
     } else if constexpr (T::kOutput == Output::kThroughQ) {
-      write_through(tile, inverse, q_tile(q_stage) + group * kWarpgroupRows * kSwizzleRowBytes);
+      // A TMA tile does not end with a sequence.
+      if (T::kPacked && query_of(tile, (group + 1) * kWarpgroupRows) > range.queries(arguments)) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) write_row(tile, half, inverse[half]);
+      } else {
+        write_through(tile, inverse, q_tile(q_stage) + group * kWarpgroupRows * kSwizzleRowBytes);
+      }
       q_pending = true;
       write_rows(tile, levels, total);
     } else {
@@ -77,10 +84,11 @@ struct AttentionForwardSm90Output
   __device__ __forceinline__ OutputRow output_row(WorkTile const& tile, int half) const {
     int const row = lane_row() + 8 * half, query = query_of(tile, row);
     bool const loaded = !T::kPackGqa || row < arguments.packed.rows;
-    return {query, head_of(tile, row), loaded && query < arguments.seqlen_q};
+    return {query, head_of(tile, row), loaded && query < range.queries(arguments)};
   }
   // Among the rows of all heads.
   __device__ __forceinline__ int64_t row_index(WorkTile const& tile, OutputRow const& row) const {
+    if constexpr (T::kPacked) return int64_t(row.head) * arguments.total_q + range.query_begin() + row.query;
     return (int64_t(tile.batch) * arguments.heads_q + row.head) * arguments.seqlen_q + row.query;
   }
 
@@ -104,8 +112,9 @@ struct AttentionForwardSm90Output
 #pragma unroll
       for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
         tma_store(arguments.o.descriptor, slab + block * T::kBlockM * kSwizzleRowBytes,
-                  tile.slice * T::kColumns + block * kSwizzleColumns, query_of(tile, group * kWarpgroupRows),
-                  tile.head * arguments.o.head_step, tile.batch * arguments.o.batch_step);
+                  tile.slice * T::kColumns + block * kSwizzleColumns,
+                  range.query_begin() + query_of(tile, group * kWarpgroupRows), tile.head * arguments.o.head_step,
+                  tile.batch * arguments.o.batch_step);
       }
     }
   }
@@ -117,7 +126,7 @@ struct AttentionForwardSm90Output
     int const lane = lane_index() & 3;
     bool const writes = row.exists;
     Element* const line = static_cast<Element*>(arguments.output) + tile.batch * arguments.stride_batch +
-                          row.head * arguments.stride_head + row.query * arguments.stride_row +
+                          row.head * arguments.stride_head + (range.query_begin() + row.query) * arguments.stride_row +
                           tile.slice * T::kColumns;
     int const columns = arguments.dim_v - tile.slice * T::kColumns;
 #pragma unroll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention_autotuner/attention_forward_sm90/packed_rows.cuh"
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
@@ -15,10 +16,18 @@
 
 namespace attention_autotuner::softmax_forward {
 
-template <bool kModified>
-struct AttentionForwardSm90Arguments : ScoreValues<kModified> {
+// Of packed sequences: rows of all.
+template <bool kPacked>
+struct PackedTotals {};
+template <>
+struct PackedTotals<true> {
+  int total_q;
+};
+
+template <bool kModified, bool kPacked = false>
+struct AttentionForwardSm90Arguments : ScoreValues<kModified>, PackedTotals<kPacked> {
   TmaTensor q, k, v, o, mask;
-  WorkList list;
+  WorkListOf<kPacked> list;
   PackedRows packed;
   void* output;
   int64_t stride_batch, stride_head, stride_row;  // of the output
@@ -38,10 +47,13 @@ struct AttentionForwardSm90Arguments : ScoreValues<kModified> {
   int normalize;
 };
 
+template <typename T>
+using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked>;
+
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
 template <typename T>
 struct AttentionForwardSm90Stages {
-  AttentionForwardSm90Arguments<T::kModified> const& arguments;
+  ArgumentsOf<T> const& arguments;
   uint32_t const smem;
 
   __device__ __forceinline__ uint32_t full(int ring, int stage) const {
@@ -64,9 +76,9 @@ struct AttentionForwardSm90Stages {
     for (int i = 0; i < T::kTileSlots; ++i) {
       barrier_init(full(T::kTileBarrier, i), 1);
       barrier_init(empty(T::kTileBarrier, i),
-                   (T::kKeyBounds ? kWarpArrivals : T::kProducers - 1) + 4 * T::kWarpgroups * kWarpArrivals);
+                   (T::kClearsV ? kWarpArrivals : T::kProducers - 1) + 4 * T::kWarpgroups * kWarpArrivals);
     }
-    if constexpr (T::kKeyBounds) barrier_init(smem + T::kBoundedOffset, 1);
+    if constexpr (T::kClearsV) barrier_init(smem + T::kBoundedOffset, 1);
     fence_barrier_init();
   }
 
@@ -87,11 +99,15 @@ struct AttentionForwardSm90Stages {
     }
   }
 
-  using Range = KeyRange<T::kKeyBounds>;
+  using Range = std::conditional_t<T::kPacked, ListedBlock, KeyRange<T::kKeyBounds>>;
   __device__ __forceinline__ Range key_range(WorkTile const& tile) const {
-    Range range;
-    range.find(arguments, tile.batch);
-    return range;
+    if constexpr (T::kPacked) {
+      return arguments.list.listed.blocks[tile.listed];
+    } else {
+      Range range;
+      range.find(arguments, tile.batch);
+      return range;
+    }
   }
   // With modifications: the first key that a query sees, which may be behind the last, and the end of those.
   __device__ __forceinline__ int visible_first(Range const& range, int query) const {
@@ -106,9 +122,9 @@ struct AttentionForwardSm90Stages {
   __device__ __forceinline__ int key_tiles(Range const& range, int query_end) const {
     int seen = range.length(arguments);
     if constexpr (T::kModified) {
-      seen = visible_end(range, minimum(query_end, arguments.seqlen_q) - 1);
+      seen = visible_end(range, minimum(query_end, range.queries(arguments)) - 1);
     } else if (arguments.causal) {
-      seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + range.causal_offset(arguments));
+      seen = minimum(seen, minimum(query_end, range.queries(arguments)) + range.causal_offset(arguments));
     }
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
   }
@@ -130,15 +146,13 @@ struct AttentionForwardSm90Stages {
     }
   }
 
-  __device__ __forceinline__ void load_q(WorkTile const& tile, int stage) const {
+  __device__ __forceinline__ void load_q(WorkTile const& tile, int first_query, int stage) const {
     uint32_t const target = q_tile(stage), arrived = full(T::kQBarrier, stage);
     if constexpr (T::kPackGqa) {
       arrive_and_expect_tx(arrived, arguments.packed.rows * T::kDepthLoaded * 2);
-      load_packed_rows<T::kBlockM, T::kDepthLoaded>(target, arguments.q, arrived, query_of(tile, 0), tile.head,
-                                                    tile.batch);
+      load_packed_rows<T::kBlockM, T::kDepthLoaded>(target, arguments.q, arrived, first_query, tile.head, tile.batch);
     } else {
-      fill_stage<T::kBlockM, T::kDepthLoaded>(target, arguments.q, arrived, query_of(tile, 0), 0, tile.head,
-                                              tile.batch);
+      fill_stage<T::kBlockM, T::kDepthLoaded>(target, arguments.q, arrived, first_query, 0, tile.head, tile.batch);
     }
   }
   // Rows of Q that no load fills, of packed rows alone, do no harm as zeros. All threads of a CTA call it.
@@ -157,11 +171,11 @@ struct AttentionForwardSm90Stages {
     RingCursor<T::kQStages> q;
     RingCursor<T::kKStages> k;
     do {
-      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      WorkTile const tile = sequence.tile();
       int const kv_head = arguments.list.group.divide(tile.head);
       Range const range = key_range(tile);
       wait(empty(T::kQBarrier, q.stage), q.phase ^ 1);
-      load_q(tile, q.stage);
+      load_q(tile, range.query_begin() + query_of(tile, 0), q.stage);
       q.advance();
       KeyTiles const tiles = key_tiles(range, tile);
       int const claims = minimum(tiles.end - 1, tiles.first + arguments.claim_lead);
@@ -177,13 +191,13 @@ struct AttentionForwardSm90Stages {
       if (!sequence.publish(claimed)) break;
     } while (true);
   }
-  // With key bounds a whole warp calls, else one thread.
+  // Where V is cleared a whole warp calls, else one thread.
   __device__ __forceinline__ void load_v() const {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kVStages> v;
     int phase = 0;
     do {
-      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      WorkTile const tile = sequence.tile();
       int const kv_head = arguments.list.group.divide(tile.head);
       Range const range = key_range(tile);
       KeyTiles const tiles = key_tiles(range, tile);
@@ -191,13 +205,13 @@ struct AttentionForwardSm90Stages {
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
         auto const fill = [&](uint32_t barrier) {
-          if (T::kKeyBounds && lane_index() != 0) return;
+          if (T::kClearsV && lane_index() != 0) return;
           fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, barrier,
                                                     range.begin() + key_tile * T::kBlockN, tile.slice * T::kColumns,
                                                     kv_head, tile.batch);
         };
         int const rows = maximum(0, range.length(arguments) - key_tile * T::kBlockN);
-        if (T::kKeyBounds && rows < T::kBlockN) {
+        if (T::kClearsV && rows < T::kBlockN) {
           fill(smem + T::kBoundedOffset);
           wait(smem + T::kBoundedOffset, phase);
           phase ^= 1;
@@ -208,7 +222,7 @@ struct AttentionForwardSm90Stages {
         }
         v.advance();
       }
-    } while (sequence.template next<T::kKeyBounds>());
+    } while (sequence.template next<T::kClearsV>());
     if constexpr (T::kSplitKv) launch_dependent_grids();
   }
   // Clears what lies beyond the first rows of a tile of V that has come. Where a range ends inside the tensor, memory
@@ -229,7 +243,7 @@ struct AttentionForwardSm90Stages {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kMaskStages> masks;
     do {
-      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      WorkTile const tile = sequence.tile();
       KeyTiles const tiles = key_tiles(key_range(tile), tile);
 #pragma unroll 1
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {

@@ -27,8 +27,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
   int first;                     // of its tiles of keys, counted from the first key
 
-  __device__ __forceinline__ AttentionForwardSm90Rows(AttentionForwardSm90Arguments<T::kModified> const& arguments,
-                                                      uint32_t smem, int group)
+  __device__ __forceinline__ AttentionForwardSm90Rows(ArgumentsOf<T> const& arguments, uint32_t smem, int group)
       : Base{arguments, smem}, group(group) {}
 
   // The first of this lane's two rows of a CTA's tile; the other is eight further on.
@@ -48,7 +47,8 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
     int const last_row = query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
     first = tiles.first;
     steps = 1;
-    if (row < arguments.seqlen_q) steps = maximum(1, minimum(tiles.end, key_tiles(range, last_row + 1)) - tiles.first);
+    if (row < range.queries(arguments))
+      steps = maximum(1, minimum(tiles.end, key_tiles(range, last_row + 1)) - tiles.first);
     // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
     if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
     skipped = of_cta - steps;

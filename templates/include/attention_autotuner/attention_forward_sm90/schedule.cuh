@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/sequence_list.cuh"
 
 namespace attention_autotuner {
 
@@ -24,9 +26,28 @@ struct WorkList {
   int* claimed;                 // of a dynamic schedule: how many tiles were claimed beyond the first of every CTA
 };
 
+// Of packed sequences: the rest says it of a single row block, whose place is taken by as many as are listed. The
+// longest come first there.
+struct PackedWorkList : WorkList {
+  BlockList listed;
+};
+template <bool kPacked>
+using WorkListOf = std::conditional_t<kPacked, PackedWorkList, WorkList>;
+
 struct WorkTile {
   int row_block, head, batch, split, slice;
+  int listed;  // of packed sequences: which block of the list
 };
+
+template <typename T>
+__device__ __forceinline__ WorkTile packed_work_tile(int index, PackedWorkList const& list, int blocks) {
+  int const section_tiles = list.section_heads.divisor * blocks, section = index / section_tiles;
+  int const within = index - section * section_tiles;
+  Divider const& heads = section == list.sections - 1 ? list.last_heads : list.section_heads;
+  int const listed = heads.divide(within);
+  int const head = section * list.section_heads.divisor + within - listed * heads.divisor;
+  return {list.listed.blocks[listed].block, head, 0, 0, 0, listed};
+}
 
 template <typename T>
 __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
@@ -43,8 +64,12 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
                          rank * (last ? list.last_heads.divisor : list.section_heads.divisor);
   int const outer = list.inner.divide(head_batch);
   int const sliced = head_batch - outer * list.inner.divisor, inner = sliced / T::kVSlices;
-  return {list.longest_first ? list.row_blocks - 1 - rank : rank, T::kMasked ? outer : inner,
-          T::kMasked ? inner : outer, split, sliced - inner * T::kVSlices};
+  return {list.longest_first ? list.row_blocks - 1 - rank : rank,
+          T::kMasked ? outer : inner,
+          T::kMasked ? inner : outer,
+          split,
+          sliced - inner * T::kVSlices,
+          0};
 }
 
 // Position in a ring of stages.
@@ -66,18 +91,32 @@ struct RingCursor {
 // tenth. The others read its index from a ring of two slots in shared memory.
 template <typename T>
 struct TileSequence {
-  WorkList const& list;
+  using List = WorkListOf<T::kPacked>;
+  List const& list;
   uint32_t const smem;
+  int const blocks;  // of packed sequences, that are listed; else 1
   int index;
   RingCursor<T::kTileSlots> ring;
 
-  __device__ __forceinline__ TileSequence(WorkList const& list, uint32_t smem)
-      : list(list), smem(smem), index(int(blockIdx.x)) {}
+  __device__ __forceinline__ TileSequence(List const& list, uint32_t smem)
+      : list(list), smem(smem), blocks(count_listed(list)), index(int(blockIdx.x)) {}
+  __device__ __forceinline__ static int count_listed(List const& list) {
+    if constexpr (T::kPacked) return *list.listed.count;
+    return 1;
+  }
+  // At the index.
+  __device__ __forceinline__ WorkTile tile() const {
+    if constexpr (T::kPacked) {
+      return packed_work_tile<T>(index, list, blocks);
+    } else {
+      return work_tile<T>(index, list);
+    }
+  }
   __device__ __forceinline__ uint32_t full() const {
     return smem + T::kBarrierOffset + 16 * (T::kTileBarrier + ring.stage);
   }
   __device__ __forceinline__ uint32_t slot() const { return smem + T::kTileSlotOffset + 4 * ring.stage; }
-  __device__ __forceinline__ bool valid() const { return index < list.tiles; }
+  __device__ __forceinline__ bool valid() const { return index < list.tiles * blocks; }
   // `Warp`: all lanes of a warp call.
   template <bool Warp>
   __device__ __forceinline__ bool next() {
@@ -97,7 +136,7 @@ struct TileSequence {
   }
   // For the thread that claims: the next index, not yet published.
   __device__ __forceinline__ int claim() const {
-    if constexpr (T::kSchedule == Schedule::kGrid) return list.tiles;
+    if constexpr (T::kSchedule == Schedule::kGrid) return list.tiles * blocks;
     if constexpr (T::kSchedule == Schedule::kStatic) return index + int(gridDim.x);
     return atomicAdd(list.claimed, 1) + int(gridDim.x);
   }

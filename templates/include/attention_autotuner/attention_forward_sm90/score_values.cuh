@@ -12,7 +12,9 @@ namespace attention_autotuner {
 template <typename Config>
 struct ScoreModsOf {
   using Modifications = typename ModificationsOf<Config>::Type;
-  static constexpr bool kModified = kIsModified<Config>;
+  static constexpr bool kPacked = Modifications::template kHas<Packed>;
+  // With values or windows: packing by itself bends no score.
+  static constexpr bool kModified = kBendsScores<Config>;
   static constexpr bool kSoftcap = Modifications::template kHas<Softcap>;
   static constexpr bool kAlibi = Modifications::template kHas<AlibiSlopes>;
   static constexpr bool kSinks = Modifications::template kHas<Sinks>;

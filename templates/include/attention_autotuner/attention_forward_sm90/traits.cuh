@@ -37,6 +37,8 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;  // retnet's scores instead of attention's
   static constexpr bool kKeyBounds = kHasKeyBounds<Config>;
+  // A range of keys may end inside the tensor: what follows it is cleared in tiles of V.
+  static constexpr bool kClearsV = kKeyBounds || ScoreModsOf<Config>::kPacked;
   static constexpr bool kPackGqa = Config::kPackGqa;  // rows of a tile are pairs of a query and a head of its group
   static constexpr bool kSplitKv = Config::kSplitKv;  // the keys of a tile of rows may be split among CTAs
   static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
@@ -92,6 +94,8 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static_assert(!kPingPong || kWarpgroups > 1, "turns_need_warpgroups");
   static_assert(kOutput != Output::kThroughQ || kColumnsLoaded <= kDepthLoaded, "output_fits_q");
   static_assert(kOutput == Output::kDirect || (!kPackGqa && !kSplitKv), "output_leaves_directly");
+  static_assert(!ScoreModsOf<Config>::kPacked || !(kKeyBounds || kPackGqa || kSplitKv), "packed_tiles_are_of_a_head");
+  static_assert(!ScoreModsOf<Config>::kPacked || !kFlat, "flat_holds_one_sequence");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // Stages of Q, of K, of V and of the mask, then barriers and the claimed tiles; all stages at multiples of 1024
@@ -113,7 +117,7 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static constexpr int kTileSlots = 2;
   static constexpr int kTileSlotOffset = kBarrierOffset + 16 * (kTileBarrier + kTileSlots);
   static constexpr int kBoundedOffset = kTileSlotOffset + 4 * kTileSlots;  // of the barrier for V that is cleared
-  static constexpr int kBarrierBytes = kBoundedOffset + (kKeyBounds ? 8 : 0) - kBarrierOffset;
+  static constexpr int kBarrierBytes = kBoundedOffset + (kClearsV ? 8 : 0) - kBarrierOffset;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 512;
   static_assert(kBarrierBytes <= 512, "barriers_fit");

@@ -22,6 +22,11 @@ struct KeyRange {
   template <typename Params>
   __device__ __forceinline__ void find(Params const&, int) {}
   __device__ __forceinline__ static constexpr int begin() { return 0; }
+  __device__ __forceinline__ static constexpr int query_begin() { return 0; }
+  template <typename Params>
+  __device__ __forceinline__ int queries(Params const& params) const {
+    return params.seqlen_q;
+  }
   template <typename Params>
   __device__ __forceinline__ int length(Params const& params) const {
     return params.seqlen_k;
@@ -54,6 +59,11 @@ struct KeyRange<true> {
     offset -= count;
   }
   __device__ __forceinline__ int begin() const { return first; }
+  __device__ __forceinline__ static constexpr int query_begin() { return 0; }
+  template <typename Params>
+  __device__ __forceinline__ int queries(Params const& params) const {
+    return params.seqlen_q;
+  }
   template <typename Params>
   __device__ __forceinline__ int length(Params const&) const {
     return keys;

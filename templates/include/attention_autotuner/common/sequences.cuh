@@ -97,7 +97,7 @@ __device__ __forceinline__ SequenceBegin show_sequence(Params& p, int sequence) 
   p.seqlen_q = behind && !ByQueries ? 0 : queries.length(sequence);
   p.seqlen_k = behind && ByQueries ? 0 : keys.length(sequence);
   p.causal_offset = p.causal_from_end ? p.seqlen_k - p.seqlen_q : 0;
-  if (p.alibi_per_batch) p.alibi_slopes += int64_t(sequence) * p.heads_q;
+  if (p.alibi_per_batch) p.alibi_slopes += int64_t(minimum(sequence, p.batch - 1)) * p.heads_q;  // none are behind
   shift_rows(p.q, begin.query);
   shift_rows(p.k, begin.key);
   shift_rows(p.v, begin.key);

@@ -129,7 +129,8 @@ struct Sinks : PlainModification {
 
 template <typename... Mods>
 struct Modifications : Mods... {
-  static constexpr bool kAny = sizeof...(Mods) > 0;
+  static constexpr int kCount = sizeof...(Mods);
+  static constexpr bool kAny = kCount > 0;
   static constexpr bool kHasDerivative = (Mods::kHasDerivative || ...);
   template <typename Mod>
   static constexpr bool kHas = (std::is_same_v<Mod, Mods> || ...);
@@ -168,6 +169,9 @@ inline constexpr bool kIsModified = ModificationsOf<Config>::Type::kAny;
 
 template <typename Config>
 inline constexpr bool kIsPacked = ModificationsOf<Config>::Type::template kHas<Packed>;
+// Whether there is any other modification than that.
+template <typename Config>
+inline constexpr bool kBendsScores = ModificationsOf<Config>::Type::kCount > int(kIsPacked<Config>);
 
 // Whether params have windows. Kernels of these find them as with_window leaves them.
 template <typename Params, typename = void>

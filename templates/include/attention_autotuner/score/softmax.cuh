@@ -121,14 +121,17 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
   }
   template <typename Warp>
   __device__ __forceinline__ void modify(Warp const& w, typename Warp::Scores& s, int key_tile) const {
-    TileCoordinates const tile = w.tile();
-    typename T::Modifications const modifications(w.params, tile.batch, tile.head);
+    auto const tile = w.tile();
+    typename T::Modifications modifications(w.params, tile.batch, tile.head);
     int const column0 = w.range.begin() + w.first_key(key_tile) + w.warp_n() * 8 * T::kKeyTiles + 2 * (lane_here() & 3);
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const row = tile.row_block * T::kBlockM + w.row_in_block(i, half);
+        int const row_in_block = w.row_in_block(i, half), row = w.query_of(tile, row_in_block);
+        if constexpr (T::kPackGqa) {
+          modifications = typename T::Modifications(w.params, tile.batch, w.head_of(tile, row_in_block));
+        }
         float const distance = float(row + w.range.diagonal - column0);
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) {
@@ -147,13 +150,18 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
     exponentiate(s, sum[i], maximum[i], factor(w));
   }
 
-  // The maximum of a row and its sink, and the sum of the row's powers of two over that.
+  // The maximum of a row and its sink, which is of the first split, and the sum of the row's powers of two over that.
   struct RowTotal {
     float largest, total;
   };
   template <typename Warp>
   __device__ __forceinline__ RowTotal with_sink(Warp const& w, int i, int half) const {
-    float const sink = Sinks::of(w.params, w.tile().head), largest = fmaxf(maximum[i][half], sink);
+    auto const tile = w.tile();
+    int head = tile.head;
+    if constexpr (T::kPackGqa) head = w.head_of(tile, w.row_in_block(i, half));
+    float sink = Sinks::of(w.params, head);
+    if constexpr (T::kSplitKv) sink = tile.split == 0 ? sink : minus_infinity();
+    float const largest = fmaxf(maximum[i][half], sink);
     return {largest, sum[i][half] * exp2_approximate(maximum[i][half] - largest) + exp2_approximate(sink - largest)};
   }
 
@@ -173,6 +181,13 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
       return total == 0.0f ? minus_infinity() : largest * kLn2 + logf(total);
     }
     return sum[i][half] == 0.0f ? minus_infinity() : maximum[i][half] * kLn2 + logf(sum[i][half]);
+  }
+  // The LSE in powers of two, as splits are combined.
+  template <typename Warp>
+  __device__ __forceinline__ float row_log2(Warp const& w, int i, int half) const {
+    RowTotal row{maximum[i][half], sum[i][half]};
+    if constexpr (kHasSinks) row = with_sink(w, i, half);
+    return row.total == 0.0f ? minus_infinity() : row.largest + log2f(row.total);
   }
   template <typename Params>
   __device__ __forceinline__ static float* lse_or_r(Params const& params) {

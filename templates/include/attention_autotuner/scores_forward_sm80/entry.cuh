@@ -4,10 +4,13 @@
 #include <cmath>
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/packed_heads.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/split_kv.cuh"
+#include "attention_autotuner/host/workspace.cuh"
 #include "attention_autotuner/scores_forward_sm80/mainloop.cuh"
 
 namespace attention_autotuner {
@@ -31,12 +34,23 @@ struct ForwardEntry {
     int multiprocessors = 0, resident = 0;
     cudaError_t const error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return cuda_status(error);
-    int32_t const status = prepare_kernel(scores_forward_sm80<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    int32_t status = prepare_kernel(scores_forward_sm80<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    if constexpr (T::kSplitKv) {  // which a capture may launch first
+      int combining = 0;
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = prepare_kernel(scores_forward_sm80_combine<Config>, kCombineThreads, 0, device, &combining);
+      }
+    }
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
 
-  static size_t workspace_bytes(Params const&) { return 0; }
+  using Splits = SplitKv<T::kSplitKv, T::kBlockN, Config::kPaddedDimV, Params>;
+  struct Workspace : WorkspaceLayout {
+    typename Splits::Partial partial;
+    Workspace(void* base, Params const& p) : WorkspaceLayout(base), partial(*this, p) {}
+  };
+  static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
@@ -53,25 +67,46 @@ struct ForwardEntry {
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
-  static int32_t launch(Params const& p, void*, cudaStream_t stream, int32_t device) {
+  static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t const status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    int row_blocks = (p.seqlen_q + T::kBlockM - 1) / T::kBlockM;
+    if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    PackedHeads const packed = PackedHeads::of(T::kPackGqa, p.heads_q / p.heads_kv, T::kBlockM);
+    int const heads = p.heads_q / packed.heads.divisor, splits = Splits::count(p);
+    int row_blocks = divide_up(p.seqlen_q, packed.queries);
     if constexpr (T::kPacked) row_blocks = count_blocks(p.total_q, p.batch, T::kBlockM);
-    int64_t const tiles = int64_t(row_blocks) * p.heads_q * batch_of<T::kPacked>(p) * Config::kVSlices;
+    int64_t const tiles = int64_t(row_blocks) * heads * batch_of<T::kPacked>(p) * Config::kVSlices * splits;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int grid = int(tiles);
     if (Config::kPersistent) grid = minimum(grid, resident);
-    TileList const list{int(tiles),
-                        p.causal != 0,
-                        Divider::by(row_blocks),
-                        Divider::by(p.heads_q),
-                        Divider::by(batch_of<T::kPacked>(p)),
-                        Divider::by(p.heads_q / p.heads_kv)};
+    TileList const whole{int(tiles),
+                         p.causal != 0,
+                         Divider::by(row_blocks),
+                         Divider::by(heads),
+                         Divider::by(batch_of<T::kPacked>(p)),
+                         Divider::by(heads / p.heads_kv)};
+    Workspace const buffers(workspace, p);
+    typename T::List list;
+    if constexpr (T::kFewQueries) {
+      list = {whole,
+              packed,
+              Divider::by(int(tiles) / splits),
+              Divider::by(splits),
+              buffers.partial.output,
+              buffers.partial.lse,
+              Splits::rows(p)};
+    } else {
+      list = whole;
+    }
     scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(with_window(p), list, score_factor(p));
-    return cuda_status(cudaGetLastError());
+    cudaError_t const error = cudaGetLastError();
+    if (error != cudaSuccess || splits == 1) return cuda_status(error);
+    if constexpr (T::kSplitKv) {
+      return Splits::combine(scores_forward_sm80_combine<Config>, p, buffers.partial, stream, false);
+    }
+    return ATTENTION_AUTOTUNER_OK;
   }
 
   static attention_autotuner_kernel_info info() {

@@ -9,6 +9,25 @@
 
 namespace attention_autotuner {
 
+// One row of a split, in fp32, by the four lanes that share it.
+template <typename Warp>
+__device__ __forceinline__ void write_partial(Warp const& w, typename Warp::T::Tile const& tile, int i, int half) {
+  using T = typename Warp::T;
+  int const row = w.row_in_block(i, half), lane = lane_here();
+  if (!w.row_exists(tile, row)) return;
+  int64_t const head = int64_t(tile.batch) * w.params.heads_q + w.head_of(tile, row);
+  int64_t const place = tile.split * w.list.partial_rows + w.row_index(tile, head, row);
+  int const column = tile.value_slice * T::kValueColumns + w.warp_n() * 8 * T::kColumnTiles;
+  float* const line = w.list.partial_output + place * (T::kValueSlices * T::kValueColumns) + column + 2 * (lane & 3);
+  float const factor = w.score_mod.output_factor(w, i, half);
+#pragma unroll
+  for (int j = 0; j < T::kColumnTiles; ++j) {
+    *reinterpret_cast<float2*>(line + 8 * j) =
+        make_float2(w.o[i][j][2 * half] * factor, w.o[i][j][2 * half + 1] * factor);
+  }
+  if (column == 0 && (lane & 3) == 0) w.list.partial_lse[place] = w.score_mod.row_log2(w, i, half);
+}
+
 template <typename Warp>
 __device__ __forceinline__ void write_output(Warp& w) {
   using T = typename Warp::T;
@@ -29,8 +48,18 @@ __device__ __forceinline__ void write_output(Warp& w) {
     __syncthreads();  // row values may lie under O
   }
 
-  TileCoordinates const tile = w.tile();
-  int const row0 = tile.row_block * T::kBlockM, value0 = tile.value_slice * T::kValueColumns;
+  auto const tile = w.tile();
+  if constexpr (T::kSplitKv) {
+    if (w.list.splits.divisor > 1) {
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) write_partial(w, tile, i, half);
+      }
+      return;
+    }
+  }
+  int const value0 = tile.value_slice * T::kValueColumns;
   int const lane = lane_here(), first_column = w.warp_n() * 8 * T::kColumnTiles + 2 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < T::kRowTiles; ++i) {
@@ -38,9 +67,9 @@ __device__ __forceinline__ void write_output(Warp& w) {
     for (int half = 0; half < 2; ++half) {
       int const row = w.row_in_block(i, half);
       float const factor = w.score_mod.output_factor(w, i, half);
-      if (w.score_mod.lse_or_r(params) != nullptr && value0 == 0 && first_column == 0 && row0 + row < params.seqlen_q) {
-        int64_t const head = int64_t(tile.batch) * params.heads_q + tile.head;
-        w.score_mod.lse_or_r(params)[head * params.seqlen_q + row0 + row] = w.score_mod.row_value(w, i, half);
+      if (w.score_mod.lse_or_r(params) != nullptr && value0 == 0 && first_column == 0 && w.row_exists(tile, row)) {
+        int64_t const head = int64_t(tile.batch) * params.heads_q + w.head_of(tile, row);
+        w.score_mod.lse_or_r(params)[w.row_index(tile, head, row)] = w.score_mod.row_value(w, i, half);
       }
 #pragma unroll
       for (int j = 0; j < T::kColumnTiles; ++j) {
@@ -62,17 +91,18 @@ __device__ __forceinline__ void write_output(Warp& w) {
   constexpr int kWriters = T::kPInRegisters ? 32 : T::kThreads;
   int const first_row = T::kPInRegisters ? w.warp_m() * kRows : 0;
   auto* const out = static_cast<Element*>(params.o.data) + tile.batch * params.o.stride_batch +
-                    tile.head * params.o.stride_head + value0;
+                    (T::kPackGqa ? 0 : tile.head * params.o.stride_head) + value0;
 #pragma unroll 4
   for (int chunk = thread_index() % kWriters; chunk < kRows * kChunks; chunk += kWriters) {
     int const row = first_row + chunk / kChunks, column = chunk % kChunks * kChunk;
-    if (row0 + row < params.seqlen_q && value0 + column < params.dim_v) {
+    if (w.row_exists(tile, row) && value0 + column < params.dim_v) {
       uint4 words;
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                    : "r"(w.smem + Tile::offset(row, column))
                    : "memory");
-      *reinterpret_cast<uint4*>(out + int64_t(row0 + row) * params.o.stride_row + column) = words;
+      int64_t const head = T::kPackGqa ? w.head_of(tile, row) * params.o.stride_head : 0;
+      *reinterpret_cast<uint4*>(out + head + int64_t(w.query_of(tile, row)) * params.o.stride_row + column) = words;
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/sequences.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/split_combine.cuh"
 #include "attention_autotuner/scores_forward_sm80/epilogue.cuh"
 #include "attention_autotuner/scores_forward_sm80/warp.cuh"
 
@@ -227,7 +228,7 @@ __device__ __forceinline__ void compute_packed_tile(typename ForwardTraits<Confi
 template <typename Config>
 __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtasPerSm)
     scores_forward_sm80(typename ForwardTraits<Config>::Params const __grid_constant__ params,
-                        TileList const __grid_constant__ list, float c) {
+                        typename ForwardTraits<Config>::List const __grid_constant__ list, float c) {
   using T = ForwardTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);
@@ -241,6 +242,13 @@ __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtas
     if constexpr (!Config::kPersistent) return;
     __syncthreads();  // the next tile's loads reuse the memory that O was staged in
   }
+}
+
+// The results of all splits.
+template <typename Config>
+__global__ void __launch_bounds__(kCombineThreads)
+    scores_forward_sm80_combine(SplitResults const __grid_constant__ results) {
+  combine_rows<typename Config::Element, Config::kPaddedDimV>(results);
 }
 
 }  // namespace attention_autotuner

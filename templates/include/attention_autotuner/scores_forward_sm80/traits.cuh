@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "attention_autotuner/common/key_range.cuh"
+#include "attention_autotuner/common/packed_heads.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -15,6 +16,18 @@
 
 namespace attention_autotuner {
 
+// The list of a launch for few queries, whose heads may be packed into tiles, and whose keys may be split among CTAs.
+// All tiles of one split come before those of the next, so that heads that share keys read the same ones at a time.
+struct SplitTileList : TileList {
+  PackedHeads packed;
+  Divider split_tiles, splits;          // tiles of one split, and how many splits there are
+  float *partial_output, *partial_lse;  // of every split [rows, padded columns] and, in powers of two, [rows]
+  int64_t partial_rows;                 // of all heads
+};
+struct SplitTile : TileCoordinates {  // its head is a group of packed ones
+  int split;
+};
+
 template <typename Config>
 struct ForwardTraits {
   using Element = typename Config::Element;
@@ -22,7 +35,14 @@ struct ForwardTraits {
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kModified = kIsModified<Config>;
   static constexpr bool kPacked = kIsPacked<Config>;
-  static constexpr bool kKeyBounds = kScoreMod == ScoreMod::kSoftmax && (kHasKeyBounds<Config> || kModified);
+  static constexpr bool kPackGqa = Config::kPackGqa;  // rows of a tile are pairs of a query and a head of its group
+  static constexpr bool kSplitKv = Config::kSplitKv;  // the keys of a tile of rows may be split among CTAs
+  static constexpr bool kFewQueries = kPackGqa || kSplitKv;
+  using List = std::conditional_t<kFewQueries, SplitTileList, TileList>;
+  using Tile = std::conditional_t<kFewQueries, SplitTile, TileCoordinates>;
+  // A split's keys are a range, too.
+  static constexpr bool kKeyBounds =
+      kScoreMod == ScoreMod::kSoftmax && (kHasKeyBounds<Config> || kModified || kSplitKv);
   using Params = std::conditional_t<
       kModified, ModifiedForwardParams<Config>,
       std::conditional_t<kKeyBounds, AttentionForwardParams1003, typename ScoreModParams<kScoreMod>::Forward>>;
@@ -41,6 +61,8 @@ struct ForwardTraits {
                 "padded_dim_qk_range");
   static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
                 "padded_dim_v_range");
+  static_assert(!kFewQueries || kScoreMod == ScoreMod::kSoftmax, "softmax_alone");
+  static_assert(!kFewQueries || !kPacked, "packed_sequences_keep_rows_and_keys");
   static_assert(kWarpsM * kWarpsN >= 2 && kWarpsM * kWarpsN <= 16, "warps_range");
   static_assert(kWarpsN == 1 || kWarpsM <= 15, "row_barriers_available");
   static_assert(kBlockM % (16 * kWarpsM) == 0, "block_m_divides_among_warps");
@@ -101,10 +123,19 @@ struct ForwardTraits {
 };
 
 template <typename Config>
-__device__ __forceinline__ TileCoordinates listed_tile(TileList const& list, int index) {
-  return tile_coordinates<Config::kCtaOrder == CtaOrder::kLongestFirst, Config::kVSlices,
-                          Config::kScoreMod == ScoreMod::kMasked>(
-      Config::kPersistent ? recompute_here(index) : block_index(), list);
+__device__ __forceinline__ typename ForwardTraits<Config>::Tile listed_tile(
+    typename ForwardTraits<Config>::List const& list, int index) {
+  auto const tile_at = [&list](int place) {
+    return tile_coordinates<Config::kCtaOrder == CtaOrder::kLongestFirst, Config::kVSlices,
+                            Config::kScoreMod == ScoreMod::kMasked>(place, list);
+  };
+  int const place = Config::kPersistent ? recompute_here(index) : block_index();
+  if constexpr (ForwardTraits<Config>::kFewQueries) {
+    int const split = list.split_tiles.divide(place);
+    return {tile_at(place - split * list.split_tiles.divisor), split};
+  } else {
+    return tile_at(place);
+  }
 }
 
 struct Nothing {

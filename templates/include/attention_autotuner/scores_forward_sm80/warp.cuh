@@ -28,33 +28,32 @@
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/scores_forward_sm80/rows.cuh"
 #include "attention_autotuner/scores_forward_sm80/traits.cuh"
-#include "attention_autotuner/sm80/warps.cuh"
 
 namespace attention_autotuner {
 
 template <typename Config>
-struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
+struct ForwardWarp : ForwardRows<Config> {
   using T = ForwardTraits<Config>;
-  using Place = RowWarps<T>;
-  using Place::row_in_block;
-  using Place::smem;
-  using Place::warp_m;
-  using Place::warp_n;
+  using Rows = ForwardRows<Config>;
+  using Rows::list;
+  using Rows::params;
+  using Rows::query_of;
+  using Rows::row_in_block;
+  using Rows::smem;
+  using Rows::tile;
+  using Rows::tile_queries;
+  using Rows::warp_m;
+  using Rows::warp_n;
   using Element = typename T::Element;
   using Params = typename T::Params;
   using Scores = Accumulators<T::kRowTiles, T::kKeyTiles>;
-  using CopyQ = TileCopy<T::kBlockM, T::kPaddedDimQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
   using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes, T::kPadded>;
   using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes, T::kPadded>;
   static constexpr int kQSteps = T::kPaddedDimQK / 16;
   static constexpr int kKeySteps = T::kBlockN / 16;
 
-  Params const& params;
-  TileList const& list;
-  int const index;  // of this output tile in the list
-  // The tile, where params show one of packed sequences.
-  std::conditional_t<T::kPacked, TileCoordinates, Nothing> const of_sequence;
   KeyRange<T::kKeyBounds> range;
 
   // This thread's first chunk of the K and V tiles that are fetched next.
@@ -71,11 +70,6 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
   Accumulators<T::kRowTiles, T::kColumnTiles> o;
   ForwardScoreMod<T::kScoreMod, T> score_mod;
-
-  __device__ __forceinline__ TileCoordinates tile() const {
-    if constexpr (T::kPacked) return of_sequence;
-    return listed_tile<Config>(list, index);
-  }
 
   __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + score_mod.far_keys(); }
 
@@ -95,20 +89,21 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     return 0;
   }
 
-  __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index,
-                                         decltype(of_sequence) of_sequence = {})
-      : Place{smem}, params(params), list(list), index(index), of_sequence(of_sequence), c(c) {
-    TileCoordinates const tile = this->tile();
+  __device__ __forceinline__ ForwardWarp(Params const& params, typename T::List const& list, float c, uint32_t smem,
+                                         int index, typename Rows::OfSequence of_sequence = {})
+      : Rows{{smem}, params, list, index, of_sequence}, c(c) {
+    auto const tile = this->tile();
     range.find(params, tile.batch);
     if constexpr (T::kModified) {
       // Whole tiles, which no row sees.
-      int const skipped = minimum(maximum(first_visible(tile.row_block * T::kBlockM), 0), range.length(params));
+      int const skipped = minimum(maximum(first_visible(tile.row_block * tile_queries()), 0), range.length(params));
       range.skip(skipped - skipped % T::kBlockN);
     }
     int const kv_head = list.group.divide(tile.head);
-    int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
+    int const last_row = minimum((tile.row_block + 1) * tile_queries(), params.seqlen_q) - 1;
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
-    whole_keys = visible_keys(tile.row_block * T::kBlockM);
+    if constexpr (T::kSplitKv) take_share(tile.split);
+    whole_keys = visible_keys(tile.row_block * tile_queries());
     int const columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
     bool const exact_rows = T::kScoreMod != ScoreMod::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
     exact_tiles =
@@ -134,15 +129,15 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     if (tiles > 0) load_q(tile);
   }
 
+  // Of the tiles of keys, an even share for every split, which may be none.
+  __device__ __forceinline__ void take_share(int split) {
+    int const share = list.splits.divide(tiles), rest = tiles - share * list.splits.divisor;
+    tiles = share + (split < rest);
+    range.skip((split * share + minimum(split, rest)) * T::kBlockN);
+  }
+
   // --- loads ---------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void copy_q(TileCoordinates const& tile) const {
-    int const thread = thread_index(), row0 = tile.row_block * T::kBlockM;
-    Element const* const q = head_data<Element>(params.q, tile.batch, tile.head) +
-                             int64_t(row0 + CopyQ::row(thread)) * params.q.stride_row + CopyQ::column(thread);
-    CopyQ::copy(smem + T::kQOffset + CopyQ::offset(thread), q, params.q.stride_row, params.seqlen_q - row0,
-                params.dim_qk);
-  }
   // K tiles (with all their slices, in order) and V tiles are fetched from the last to the first, each in two steps:
   // start copies what is not a whole tile, at once; then the parts copy what is, spread over the MMAs that run
   // meanwhile.
@@ -208,7 +203,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   // Brings Q to where the MMAs read it: on its way to shared memory on return, or in registers with its shared
   // memory free again. Where kFirstEarly, the first K and V tiles are on their way too, a group each.
   __device__ __forceinline__ void load_q(TileCoordinates const& tile) {
-    copy_q(tile);
+    this->copy_q(tile);
     if constexpr (T::kFirstEarly) {
       cute::cp_async_fence();
       copy_k(tiles - 1, 0, T::kFirstSlot);
@@ -308,20 +303,20 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   __device__ __forceinline__ void apply_causal_mask(Scores& s, int key_tile, float masked) const {
     int const key = first_key(key_tile);
     if constexpr (T::kModified) {
-      bool const below = key < first_visible(tile().row_block * T::kBlockM + T::kBlockM - 1);
+      bool const below = key < first_visible(query_of(tile(), T::kBlockM - 1));
       if (key + T::kBlockN <= whole_keys && !below) return;
     } else {
       if (key + T::kBlockN <= whole_keys) return;
     }
-    int const row0 = tile().row_block * T::kBlockM;
+    auto const tile = this->tile();
     int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane_here() & 3);
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const limit = visible_keys(row0 + row_in_block(i, half)) - first;
+        int const limit = visible_keys(query_of(tile, row_in_block(i, half))) - first;
         int least = 0;
-        if constexpr (T::kModified) least = first_visible(row0 + row_in_block(i, half)) - first;
+        if constexpr (T::kModified) least = first_visible(query_of(tile, row_in_block(i, half))) - first;
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll

@@ -53,6 +53,22 @@ __device__ __forceinline__ void fence_view_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
+// Zeros in the rows from `first` on of a tile that has come, by a whole warp.
+template <int Rows, int Columns>
+__device__ __forceinline__ void clear_rows_from(uint32_t tile, int first) {
+#pragma unroll 1
+  for (int block = 0; block < Columns / kSwizzleColumns; ++block) {
+    uint32_t const rows = tile + block * Rows * kSwizzleRowBytes;
+#pragma unroll 1
+    for (int at = first * kSwizzleRowBytes + 16 * (int(threadIdx.x) & 31); at < Rows * kSwizzleRowBytes;
+         at += 16 * 32) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(rows + at), "r"(0) : "memory");
+    }
+  }
+  fence_view_async_shared();
+  __syncwarp();
+}
+
 // A TMA tile of shared memory on its way into a tensor [batch, heads, rows, columns]; what lies outside is left out.
 __device__ __forceinline__ void tma_store(CUtensorMap const& descriptor, uint32_t source, int column, int row, int head,
                                           int batch) {

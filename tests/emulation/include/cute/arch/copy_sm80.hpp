@@ -7,8 +7,10 @@ inline void cp_async_fence() {
   ::emulation::current->copy_groups.push_back(std::move(::emulation::current->copies));
   ::emulation::current->copies.clear();
 }
+// For all copies where none may be pending, also those of no group yet.
 template <int Pending>
 void cp_async_wait() {
+  if constexpr (Pending == 0) cp_async_fence();
   auto& groups = ::emulation::current->copy_groups;
   for (; groups.size() > Pending; groups.pop_front()) {
     for (auto const& copy : groups.front()) copy();

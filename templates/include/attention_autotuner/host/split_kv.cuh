@@ -1,0 +1,65 @@
+// Split KV on the host: how many CTAs share the keys of a tile of rows, where their results lie, and the launch that
+// combines these.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/split_combine.cuh"
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/workspace.cuh"
+
+namespace attention_autotuner {
+
+// The splits of a launch of a kernel that has them, with steps of BlockN keys and results of Columns padded columns.
+template <bool kSplitKv, int BlockN, int Columns, typename Params>
+struct SplitKv {
+  static int64_t rows(Params const& p) { return int64_t(p.batch) * p.heads_q * p.seqlen_q; }
+  // No more than there are tiles of keys. Each has results of all rows.
+  static int count(Params const& p) {
+    if constexpr (kSplitKv) {
+      if (rows(p) <= INT32_MAX) return maximum(1, minimum(p.splits, divide_up(p.seqlen_k, BlockN)));
+    }
+    return 1;
+  }
+
+  // The results of all splits, in a workspace.
+  struct Partial {
+    float *output, *lse;
+    Partial(WorkspaceLayout& layout, Params const& p)
+        : output(layout.take<float>(count(p) > 1, count(p) * rows(p) * Columns)),
+          lse(layout.take<float>(count(p) > 1, count(p) * rows(p))) {}
+  };
+
+  // The second kernel of a launch with splits. `early`: it starts while the first one ends, and waits for it.
+  static int32_t combine(void (*kernel)(SplitResults), Params const& p, Partial const& partial, cudaStream_t stream,
+                         bool early) {
+    SplitResults const results{partial.output,
+                               partial.lse,
+                               count(p),
+                               int(rows(p)),
+                               Divider::by(p.seqlen_q),
+                               Divider::by(p.heads_q),
+                               p.o.data,
+                               p.o.stride_batch,
+                               p.o.stride_head,
+                               p.o.stride_row,
+                               p.dim_v,
+                               p.lse};
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(divide_up(int(rows(p)), kCombineRows));
+    config.blockDim = dim3(kCombineThreads);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, results));
+  }
+};
+
+}  // namespace attention_autotuner
