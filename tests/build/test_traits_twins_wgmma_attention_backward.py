@@ -74,6 +74,9 @@ ILLEGAL = {
         **MASKED,
     ),
     "dq_share_fits_warpgroups": changed(block_columns=80),
+    "packed_tiles_are_dispatched": replace(
+        FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
+    ),
     "fragments_fit_warpgroup": changed(block_columns=128),
 }
 TOO_LARGE = changed(first_stages=4, second_stages=4)
