@@ -38,6 +38,10 @@ THREE_PASS = replace(
     FUSED, knobs=AttentionBackwardSm90Knobs(decomposition="three_pass", dk=PASS, dv=PASS, dq=PASS)
 )
 MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
+RETNET: dict[tuple[int, int], tuple[dict[str, Any], ...]] = {
+    (64, 64): ({}, MASKED),
+    (256, 256): ({}, {"op": "retnet", "mask": "decay", "causal": True}),
+}
 DIMS = ((16, 16), (64, 64), (80, 80), (112, 96), (128, 128), (192, 128), (128, 256), (256, 256))
 
 
@@ -101,7 +105,7 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     candidates = [
         candidate
         for qk, v in DIMS
-        for options in (({}, MASKED) if qk in (64, 256) else ({},))
+        for options in RETNET.get((qk, v), ({},))
         for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v, **options))
         if candidate.kernel == FUSED.kernel
         and (not options or candidate.knobs.cta_order == "raster")

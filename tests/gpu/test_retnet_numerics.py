@@ -23,7 +23,8 @@ OTHERS = [
     for case in CASES
     if case.problem.direction == "backward"
     and case.problem.alignment_bytes == 16
-    and case.problem.dim_v <= 256
+    and case.explicit
+    and max(case.problem.dim_qk, case.problem.dim_v) <= 64
     and not case.policy
 ]
 MAX_BUILDS = 4 * len(retnet_cases.GROUPS)

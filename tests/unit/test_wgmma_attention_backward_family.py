@@ -21,7 +21,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
 )
 from attention_autotuner.kernels.attention_backward_sm90.resources import shapes, smem_bytes
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
-from attention_autotuner.kernels.legality import check
+from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.sm90_rules import fragments_fit_warpgroup
 
@@ -181,14 +181,23 @@ RETNET = {
 }
 
 
-@pytest.mark.parametrize("mask", RETNET)
-@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize(
+    ("mask", "dims"),
+    [
+        ("explicit", (64, 64)),
+        *(("decay", dims) for dims in ((64, 64), (128, 128), (192, 128), (256, 256))),
+    ],
+)
 def test_retnet_has_it_beside_its_default(mask: str, dims: tuple[int, int]) -> None:
     problem = replace(RETNET[mask], dim_qk=dims[0], dim_v=dims[1])
     candidates = offered(problem)
     assert 4 <= len(candidates) <= 100
-    assert POLICY.default(problem).kernel.startswith("scores_backward_")
-    assert offered(replace(problem, alignment_bytes=2)) == []
+    for wanted in (problem, replace(problem, deterministic=True)):
+        assert POLICY.default(wanted).kernel != KERNEL
+    narrow, wide = replace(problem, alignment_bytes=2), replace(problem, dim_v=304)
+    for other in (narrow, wide, replace(problem, seqlen_k=32)):
+        assert POLICY.default(other).kernel != KERNEL
+    assert offered(narrow) == offered(wide) == []
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert {shape.knobs.mask_stages for shape in passes} == ({1, 2} if mask == "explicit" else {0})
     # dQ and dK alone take S for signs at most, and with it two products of five or six fewer.
@@ -198,16 +207,29 @@ def test_retnet_has_it_beside_its_default(mask: str, dims: tuple[int, int]) -> N
     assert all(shape.products == sum(dims) for shape in without if dims[0] == dims[1])
 
 
+@pytest.mark.parametrize("dims", [(80, 64), (64, 80), (96, 96)])
+def test_explicit_masks_of_wide_heads_are_legal_but_not_offered(dims: tuple[int, int]) -> None:
+    problem = replace(RETNET["explicit"], dim_qk=dims[0], dim_v=dims[1])
+    assert offered(problem) == []
+    rules = {r.predicate for r in POLICY.candidates(problem) if isinstance(r, Rejection)}
+    assert "explicit_masks_pay" in rules
+    narrow = offered(replace(problem, dim_qk=64, dim_v=64))
+    assert any(check_kernel(Candidate.of(problem, c.knobs)) is None for c in narrow)
+
+
 def test_a_mask_of_retnet_moves_bytes_and_saves_products() -> None:
     masked, decayed = (
         estimate(problem, offered(problem)[0], POLICY.spec)
-        for problem in (replace(RETNET["explicit"], causal=True), RETNET["decay"])
+        for problem in (
+            replace(retnet, causal=True, dim_qk=64, dim_v=64) for retnet in RETNET.values()
+        )
     )
     assert masked.terms["l2_us"] > decayed.terms["l2_us"]
     softmax, retnet = (
         min(estimate(problem, c, POLICY.spec).terms["tensor_us"] for c in offered(problem))
         for problem in (
-            replace(plain, dim_qk=256, dim_v=256) for plain in (PROBLEM, RETNET["explicit"])
+            replace(plain, causal=True, dim_qk=256, dim_v=256)
+            for plain in (PROBLEM, RETNET["decay"])
         )
     )
     assert retnet == pytest.approx(0.75 * softmax, rel=0.01)  # six products of eight
