@@ -188,12 +188,12 @@ RETNET = {
         *(("decay", dims) for dims in ((64, 64), (128, 128), (192, 128), (256, 256))),
     ],
 )
-def test_retnet_has_it_beside_its_default(mask: str, dims: tuple[int, int]) -> None:
+def test_retnet_has_it_and_takes_it_for_a_decay(mask: str, dims: tuple[int, int]) -> None:
     problem = replace(RETNET[mask], dim_qk=dims[0], dim_v=dims[1])
     candidates = offered(problem)
     assert 4 <= len(candidates) <= 100
     for wanted in (problem, replace(problem, deterministic=True)):
-        assert POLICY.default(wanted).kernel != KERNEL
+        assert (POLICY.default(wanted) in offered(wanted)) == (mask == "decay")
     narrow, wide = replace(problem, alignment_bytes=2), replace(problem, dim_v=304)
     for other in (narrow, wide, replace(problem, seqlen_k=32)):
         assert POLICY.default(other).kernel != KERNEL

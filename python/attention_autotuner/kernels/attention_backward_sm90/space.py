@@ -90,12 +90,11 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionBackwardSm90Kn
 def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | None:
     """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
 
-    None for retnet as well, until it has been timed: kernels over scores serve that untuned. Where the problem asks for
+    None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
     determinism, that has a pass over queries: no CTA waits for another.
     """
-    if problem.op == "retnet" or (
-        min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
-    ):
+    few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
+    if few or problem.mask == "explicit":
         return None
     order: CtaOrder = "longest_first" if problem.causal or problem.packed else "raster"
     space = replace(SPACES.get(spec.name, AttentionBackwardSm90Space()), cta_orders=(order,))
