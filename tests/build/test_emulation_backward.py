@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     DqShareSm90,
     IssueOrder,
 )
+from attention_autotuner.operations.retnet.inputs import RetNetBackward
 from tests.emulation.build import build
 from tests.emulation.check import check
 
@@ -114,6 +116,52 @@ VARIANTS = [
         dq=item("serial"),
     ),
 ]
+
+
+# With a mask and the signs of scores, and with a decay and a pass that takes no scores.
+RETNET = [
+    (
+        replace(
+            candidate(
+                (16, 16),
+                decomposition="fused",
+                keys=item("interleaved", first_stages=3, mask_stages=2),
+                dq_share=DqShareSm90(dq_by="own"),
+            ),
+            op="retnet",
+            mask="explicit",
+        ),
+        RetNetBackward(any_values=True, shared=True, r_grad=True, note=", through r"),
+    ),
+    (
+        replace(
+            candidate(
+                (16, 16),
+                decomposition="two_pass",
+                keys=item("scores_ahead"),
+                dq=item("both_ahead"),
+                persistent=True,
+            ),
+            op="retnet",
+            mask="decay",
+        ),
+        RetNetBackward(edge=3, normalize=False, sign=-1, note=", gammas of all sizes"),
+    ),
+]
+
+
+def test_gradients_of_retnet(tmp_path: Path) -> None:
+    for variant, way in RETNET:
+        kernel = build(variant, tmp_path / variant.name)
+        shape = replace(
+            problem(variant, causal=True, queries=141, keys=136, group=2),
+            op="retnet",
+            mask=variant.mask,
+        )
+        outcome = check(
+            kernel, [shape], [("random", 1)], ways=(way,), deterministic=variant.deterministic
+        )
+        assert outcome.ok, outcome
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.knobs.label)

@@ -37,6 +37,11 @@ FUSED = Candidate(
 THREE_PASS = replace(
     FUSED, knobs=AttentionBackwardSm90Knobs(decomposition="three_pass", dk=PASS, dv=PASS, dq=PASS)
 )
+MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
+RETNET: dict[tuple[int, int], tuple[dict[str, Any], ...]] = {
+    (64, 64): ({}, MASKED),
+    (256, 256): ({}, {"op": "retnet", "mask": "decay", "causal": True}),
+}
 DIMS = ((16, 16), (64, 64), (80, 80), (112, 96), (128, 128), (192, 128), (128, 256), (256, 256))
 
 
@@ -63,7 +68,19 @@ ILLEGAL = {
         THREE_PASS,
         knobs=replace(THREE_PASS.knobs, dk=replace(PASS, issue_order="interleaved")),
     ),
+    "mask_stages_range": changed(mask_stages=1),
+    "mask_fills_blocks": replace(
+        THREE_PASS, knobs=replace(THREE_PASS.knobs, dq=replace(PASS, block_columns=80)), **MASKED
+    ),
+    "scores_ahead_takes_scores": replace(
+        THREE_PASS,
+        knobs=replace(THREE_PASS.knobs, dk=replace(PASS, issue_order="scores_ahead")),
+        **MASKED,
+    ),
     "dq_share_fits_warpgroups": changed(block_columns=80),
+    "packed_tiles_are_dispatched": replace(
+        FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
+    ),
     "fragments_fit_warpgroup": changed(block_columns=128),
 }
 TOO_LARGE = changed(first_stages=4, second_stages=4)
@@ -88,8 +105,10 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     candidates = [
         candidate
         for qk, v in DIMS
-        for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v))
-        if candidate.family == "sm90"
+        for options in RETNET.get((qk, v), ({},))
+        for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v, **options))
+        if candidate.kernel == FUSED.kernel
+        and (not options or candidate.knobs.cta_order == "raster")
     ]
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert len(passes) > 100

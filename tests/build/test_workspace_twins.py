@@ -57,6 +57,7 @@ void answer(int dim_qk, int dim_v, int splits) {
         p.seqlen_q = p.seqlen_k = shape[3];
       }
       if constexpr (std::is_same_v<Params, attention_autotuner::AttentionForwardParams1003>) p.splits = splits;
+      if constexpr (std::is_same_v<Params, attention_autotuner_retnet_backward_params>) p.mask.data = somewhere;
       std::printf("%%zu\\n", Entry::workspace_bytes(p));
     }
   }
@@ -83,6 +84,12 @@ GRADIENTS = "dq dk dv"
 SOFTMAX = sm90()
 FUSED = sm90(direction="backward")
 TWO_PASS = sm90(direction="backward", deterministic=True)
+MASKED = replace(
+    FUSED,
+    op="retnet",
+    mask="explicit",
+    knobs=replace(FUSED.knobs, keys=replace(FUSED.knobs.keys, mask_stages=1)),
+)
 RETENTION_BACKWARD = sm90(op="retention", causal=True, direction="backward")
 SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
@@ -106,6 +113,7 @@ ON_HOST = [
     ),
     *(forward(split_kv=True, pack_gqa=True, splits=splits) for splits in (1, 3, 64)),
     FUSED,
+    MASKED,
     TWO_PASS,
     *(
         replace(

@@ -17,6 +17,16 @@ from tests.numerics.retnet_cases import RetnetCase
 pytestmark = pytest.mark.gpu
 
 CASES = list(retnet_cases.every_case())
+# What family sm90 offers beside the default.
+OTHERS = [
+    replace(case, kernel="attention_backward_sm90")
+    for case in CASES
+    if case.problem.direction == "backward"
+    and case.problem.alignment_bytes == 16
+    and case.explicit
+    and max(case.problem.dim_qk, case.problem.dim_v) <= 64
+    and not case.policy
+]
 MAX_BUILDS = 4 * len(retnet_cases.GROUPS)
 BASE = CASES[0]
 PLAIN = RetnetCase(
@@ -67,7 +77,7 @@ def test_few_builds_serve_all_calls(pool: KernelPool) -> None:
     assert len(retnet_cases.builds(CASES, pool.present)) <= MAX_BUILDS
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES + OTHERS, ids=lambda case: case.name)
 def test_call(pool: KernelPool, case: RetnetCase, device: torch.device) -> None:
     candidate = case.candidate(pool.present)
     kernel = pool.kernel(candidate)

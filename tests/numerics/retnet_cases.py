@@ -91,6 +91,7 @@ class RetnetCase:
         output: memory layout of the outputs.
         gradient: memory layout of the gradient of o.
         policy: name of the policy whose default kernel runs; empty for that of the present GPU.
+        kernel: name of the kernel whose first candidate runs instead, where the policy offers one.
     """
 
     problem: Problem
@@ -107,6 +108,7 @@ class RetnetCase:
     output: Layout = "dense"
     gradient: Layout = "dense"
     policy: str = ""
+    kernel: str = ""
 
     @property
     def explicit(self) -> bool:
@@ -124,7 +126,7 @@ class RetnetCase:
         words += [
             flag for flag in ("shared", "normalize", "r_grad", "dmask", "r") if self.has(flag)
         ]
-        return "-".join([*words, *([self.policy] if self.policy else [])])
+        return "-".join([*words, *filter(None, (self.policy, self.kernel))])
 
     def has(self, flag: str) -> bool:
         """True when a flag is set and applies to this case."""
@@ -172,7 +174,8 @@ class RetnetCase:
             alignment_bytes=p.alignment_bytes,
             deterministic=p.deterministic,
         )
-        return policy.default(like)
+        named = (c for c in policy.legal(like) if c.kernel == self.kernel) if self.kernel else ()
+        return next(iter(named), None) or policy.default(like)
 
 
 def make_cases(direction: Direction = "forward", seed: int = 0) -> list[RetnetCase]:

@@ -21,7 +21,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
 )
 from attention_autotuner.kernels.attention_backward_sm90.resources import shapes, smem_bytes
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
-from attention_autotuner.kernels.legality import check
+from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.sm90_rules import fragments_fit_warpgroup
 
@@ -106,7 +106,11 @@ def test_deterministic_problems_get_deterministic_candidates() -> None:
 
 
 def test_it_serves_attention_backward_on_this_capability_alone() -> None:
-    assert KERNELS[KERNEL].serves == {("attention", "backward", "softmax")}
+    assert KERNELS[KERNEL].serves == {
+        ("attention", "backward", "softmax"),
+        ("retnet", "backward", "masked"),
+        ("retnet", "backward", "decayed"),
+    }
     assert {candidate.family for candidate in POLICY.legal(PROBLEM)} == {"sm80", "sm90"}
     assert {candidate.family for candidate in A100().legal(PROBLEM)} == {"sm80"}
     assert POLICY.on((8, 0)).default(PROBLEM).family == "sm80"
@@ -169,6 +173,66 @@ def test_symbols_name_their_passes() -> None:
     whole = POLICY.default(with_dims((256, 256)))
     symbol = "_ZN2a16softmax_backward23attention_backward_sm90IN1c6ConfigENS_22TraitsIS2_S3_LNS_12GradientPassE{}EEEE"
     assert [pass_named(whole, symbol.format(i)) for i in range(4)] == [None, "dk", "dv", "dq"]
+
+
+RETNET = {
+    "explicit": replace(PROBLEM, op="retnet", mask="explicit"),
+    "decay": replace(PROBLEM, op="retnet", mask="decay", causal=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("mask", "dims"),
+    [
+        ("explicit", (64, 64)),
+        *(("decay", dims) for dims in ((64, 64), (128, 128), (192, 128), (256, 256))),
+    ],
+)
+def test_retnet_has_it_and_takes_it_for_a_decay(mask: str, dims: tuple[int, int]) -> None:
+    problem = replace(RETNET[mask], dim_qk=dims[0], dim_v=dims[1])
+    candidates = offered(problem)
+    assert 4 <= len(candidates) <= 100
+    for wanted in (problem, replace(problem, deterministic=True)):
+        assert (POLICY.default(wanted) in offered(wanted)) == (mask == "decay")
+    narrow, wide = replace(problem, alignment_bytes=2), replace(problem, dim_v=304)
+    for other in (narrow, wide, replace(problem, seqlen_k=32)):
+        assert POLICY.default(other).kernel != KERNEL
+    assert offered(narrow) == offered(wide) == []
+    passes = [shape for candidate in candidates for shape in shapes(candidate)]
+    assert {shape.knobs.mask_stages for shape in passes} == ({1, 2} if mask == "explicit" else {0})
+    # dQ and dK alone take S for signs at most, and with it two products of five or six fewer.
+    without = [shape for shape in passes if not shape.takes_scores]
+    assert {shape.name for shape in without} <= {"dk", "dq"}
+    assert all(shape.knobs.issue_order in ("serial", "both_ahead") for shape in without)
+    assert all(shape.products == sum(dims) for shape in without if dims[0] == dims[1])
+
+
+@pytest.mark.parametrize("dims", [(80, 64), (64, 80), (96, 96)])
+def test_explicit_masks_of_wide_heads_are_legal_but_not_offered(dims: tuple[int, int]) -> None:
+    problem = replace(RETNET["explicit"], dim_qk=dims[0], dim_v=dims[1])
+    assert offered(problem) == []
+    rules = {r.predicate for r in POLICY.candidates(problem) if isinstance(r, Rejection)}
+    assert "explicit_masks_pay" in rules
+    narrow = offered(replace(problem, dim_qk=64, dim_v=64))
+    assert any(check_kernel(Candidate.of(problem, c.knobs)) is None for c in narrow)
+
+
+def test_a_mask_of_retnet_moves_bytes_and_saves_products() -> None:
+    masked, decayed = (
+        estimate(problem, offered(problem)[0], POLICY.spec)
+        for problem in (
+            replace(retnet, causal=True, dim_qk=64, dim_v=64) for retnet in RETNET.values()
+        )
+    )
+    assert masked.terms["l2_us"] > decayed.terms["l2_us"]
+    softmax, retnet = (
+        min(estimate(problem, c, POLICY.spec).terms["tensor_us"] for c in offered(problem))
+        for problem in (
+            replace(plain, causal=True, dim_qk=256, dim_v=256)
+            for plain in (PROBLEM, RETNET["decay"])
+        )
+    )
+    assert retnet == pytest.approx(0.75 * softmax, rel=0.01)  # six products of eight
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128)])

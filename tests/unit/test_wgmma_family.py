@@ -40,7 +40,6 @@ def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
     assert {selected.family for selected in A100().legal(MASKED)} == {"sm80"}
     others = (
         replace(MASKED, mask="decay", causal=True),
-        replace(MASKED, mask="decay", causal=True, direction="backward"),
         replace(MASKED, alignment_bytes=2),
         replace(MASKED, op="attention", mask="none", alignment_bytes=2),
     )

@@ -37,6 +37,8 @@ def schema_of(kind: type[KernelKnobs]) -> str:
 def _vocabulary(kind: type[Any]) -> Iterator[object]:
     hints = _hints(kind)
     for field in fields(kind):
+        if field.metadata == LATER:
+            continue
         yield [field.name, list(_words(hints[field.name]))]
 
 

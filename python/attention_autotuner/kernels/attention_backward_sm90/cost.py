@@ -82,7 +82,8 @@ def late_loads(shape: BackwardPassSm90Shape) -> int:
     knobs = shape.knobs
     first = 2 + (knobs.issue_order != "serial")
     second = 2 + (knobs.issue_order == "both_ahead")
-    return (knobs.first_stages < first) + (knobs.second_stages < second)
+    late = (knobs.first_stages < first) + (knobs.second_stages < second)
+    return min(2, late + (shape.masked and knobs.mask_stages == 1))
 
 
 def _pass_time(
@@ -114,6 +115,7 @@ def _pass_time(
     block_clk = fit.gradient_sm90_tile_clk
     if whole.persistent:
         block_clk *= fit.gradient_sm90_next_share
+    rows_of_mask = shape.block_rows if shape.masked else 0
     return predict_steps(
         tiles,
         spec,
@@ -123,7 +125,9 @@ def _pass_time(
         mma_clk=mma,
         exposed_clk=exposed,
         block_clk=block_clk,
-        moved_bytes=ELEMENT_BYTES * knobs.block_columns * (shape.depth + shape.columns),
+        moved_bytes=ELEMENT_BYTES
+        * knobs.block_columns
+        * (shape.depth + shape.columns + rows_of_mask),
         once=once_bytes(problem),
         overlap_loss=fit.gradient_sm90_overlap_loss,
         start_us=fit.attention_sm90_counter_us if problem.packed else 0.0,  # of the list

@@ -29,7 +29,10 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="AttentionBackwardSm90Entry", enough_ctas=resources.ENOUGH_CTAS)
+        named = {"cpp_type": "AttentionBackwardSm90Entry"}
+        if candidate.score != "softmax":
+            named = {"cpp_type": "RetNetBackwardSm90Entry", "header": "retnet_entry.cuh"}
+        return Entry(**named, enough_ctas=resources.ENOUGH_CTAS)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

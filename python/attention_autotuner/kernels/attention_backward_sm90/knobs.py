@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
+from ...core.identity import LATER
 from ...core.modifications import PACKED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
@@ -40,6 +41,7 @@ class BackwardPassSm90(Warpgroups):
         first_stages: shared-memory stages of what streams for S: Q, or K for dQ.
         second_stages: of what streams for dP: dO, or V for dQ.
         held_rows: True where the rows' own operands, K and V or Q and dO, are read into registers once.
+        mask_stages: of an explicit mask; 0 without one.
     """
 
     warpgroups: int = 2
@@ -48,13 +50,15 @@ class BackwardPassSm90(Warpgroups):
     first_stages: int = 2
     second_stages: int = 2
     held_rows: bool = False
+    mask_stages: int = field(default=0, metadata=LATER)
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
         order, held = ISSUE_LABELS[self.issue_order], "h" * self.held_rows
         stages = f"{self.first_stages}x{self.second_stages}"
-        return f"g{self.warpgroups}c{self.block_columns}{order}{stages}{held}"
+        mask = f"m{self.mask_stages}" if self.mask_stages else ""
+        return f"g{self.warpgroups}c{self.block_columns}{order}{stages}{held}{mask}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,13 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     """
 
     kernel: ClassVar[str] = "attention_backward_sm90"
-    serves: ClassVar[frozenset[Service]] = frozenset({("attention", "backward", "softmax")})
+    serves: ClassVar[frozenset[Service]] = frozenset(
+        {
+            ("attention", "backward", "softmax"),
+            ("retnet", "backward", "masked"),
+            ("retnet", "backward", "decayed"),
+        }
+    )
     modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")

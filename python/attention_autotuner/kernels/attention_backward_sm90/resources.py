@@ -15,6 +15,7 @@ from ..shared.sm90_tiles import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
     ELEMENT_BYTES,
+    SWIZZLE_COLUMNS,
     Sm90Shape,
     whole_columns,
 )
@@ -30,6 +31,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
+REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
 REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another warpgroup's
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
@@ -66,6 +68,16 @@ class BackwardPassSm90Shape(Sm90Shape):
         return self.name in ("keys", "dv")
 
     @property
+    def masked(self) -> bool:
+        """True where an explicit mask streams beside the tiles."""
+        return self.candidate.score == "masked"
+
+    @property
+    def takes_scores(self) -> bool:
+        """True where S has a part in every step: of retnet, dS takes its signs alone, where r has a gradient."""
+        return self.has_dv or self.candidate.score == "softmax"
+
+    @property
     def owns_dq(self) -> bool:
         """True where a warpgroup does nothing but the share of dQ."""
         return self.share is not None and self.share.dq_by == "own"
@@ -99,9 +111,11 @@ class BackwardPassSm90Shape(Sm90Shape):
 
     @property
     def products(self) -> int:
-        """Columns of all MMAs of a step together, each as many FLOPs a score."""
+        """Columns of all MMAs of a step together, each as many FLOPs a score; without a gradient of r."""
         qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
-        return qk * (1 + self.has_ds + (self.share is not None)) + v * (self.has_ds + self.has_dv)
+        return qk * (self.takes_scores + self.has_ds + (self.share is not None)) + v * (
+            self.has_ds + self.has_dv
+        )
 
     @property
     def dq_columns(self) -> int:
@@ -119,6 +133,8 @@ class BackwardPassSm90Shape(Sm90Shape):
     @property
     def registers_beside(self) -> int:
         """Registers that a thread needs at least beside its fragments."""
+        if self.candidate.score != "softmax" and self.knobs.block_columns > SWIZZLE_COLUMNS:
+            return REGISTERS_BESIDE_FACTORS
         sparing = self.owns_dq and self.knobs.issue_order == "interleaved"
         return REGISTERS_BESIDE_SPARING if sparing else REGISTERS_BESIDE_FRAGMENTS_MIN
 
@@ -160,7 +176,8 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
         sums = 64 * groups * shape.dq_columns * SUM_BYTES
     staged = knobs.first_stages + knobs.second_stages
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
-    tiles = rows + knobs.block_columns * (stages + ds)
+    masks = knobs.mask_stages * shape.block_rows
+    tiles = rows + knobs.block_columns * (stages + masks + ds)
     return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
 
 

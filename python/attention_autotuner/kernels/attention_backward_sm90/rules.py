@@ -13,8 +13,10 @@ from .knobs import AttentionBackwardSm90Knobs, knobs_of
 from .resources import CONSUMER_REGISTERS, BackwardPassSm90Shape, needs, shapes
 
 MAX_STAGES = 4
+MAX_MASK_STAGES = 4
 MAX_DS_STAGES = 2
 MAX_BLOCK = 128
+MAX_MASKED_DIM = 64  # head dims up to which explicit masks pay
 LEAST_BLOCK = 64  # queries of a step: with fewer, MMAs wait for shared memory
 
 
@@ -39,6 +41,20 @@ def _value_columns_fit_mma(s: BackwardPassSm90Shape) -> str | None:
     return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {columns}"
 
 
+def _mask_stages_range(s: BackwardPassSm90Shape) -> str | None:
+    least, most = (1, MAX_MASK_STAGES) if s.masked else (0, 0)
+    if least <= s.knobs.mask_stages <= most:
+        return None
+    return f"mask_stages must be in {least}..{most}, got {s.knobs.mask_stages}"
+
+
+def _mask_fills_blocks(s: BackwardPassSm90Shape) -> str | None:
+    if not (s.masked and s.by_queries) or s.knobs.block_columns % SWIZZLE_COLUMNS == 0:
+        return None
+    columns = s.knobs.block_columns
+    return f"tiles of a mask have whole blocks of {SWIZZLE_COLUMNS} keys, got {columns}"
+
+
 def _ahead_needs_two_stages(s: BackwardPassSm90Shape) -> str | None:
     order, stages = s.knobs.issue_order, (s.knobs.first_stages, s.knobs.second_stages)
     if order == "serial" or (stages[0] > 1 and (order != "both_ahead" or stages[1] > 1)):
@@ -50,6 +66,12 @@ def _values_have_one_score(s: BackwardPassSm90Shape) -> str | None:
     if s.has_ds or s.knobs.issue_order != "both_ahead":
         return None
     return "a pass for dV alone has no dP to issue ahead"
+
+
+def _scores_ahead_takes_scores(s: BackwardPassSm90Shape) -> str | None:
+    if s.takes_scores or s.knobs.issue_order != "scores_ahead":
+        return None
+    return f"the pass {s.name} of retnet has no scores to issue ahead but those for signs"
 
 
 def _interleaving_needs_all_products(s: BackwardPassSm90Shape) -> str | None:
@@ -87,8 +109,11 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "value_columns_fit_mma": _value_columns_fit_mma,
     "first_stages_range": within("first_stages", 1, MAX_STAGES),
     "second_stages_range": within("second_stages", 1, MAX_STAGES),
+    "mask_stages_range": _mask_stages_range,
+    "mask_fills_blocks": _mask_fills_blocks,
     "ahead_needs_two_stages": _ahead_needs_two_stages,
     "values_have_one_score": _values_have_one_score,
+    "scores_ahead_takes_scores": _scores_ahead_takes_scores,
     "interleaving_needs_all_products": _interleaving_needs_all_products,
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
@@ -134,7 +159,17 @@ def _three_passes_of_modified_scores(c: Candidate) -> str | None:
     )
 
 
+def _explicit_masks_pay(c: Candidate) -> str | None:
+    # The fastest on an H200, fp16, against `scores_backward_sm90`: 871 us to 880 at 64/64 and 1535 to 1338 at 128/128,
+    # both 8 x 16 x 2k, and 1984 to 1294 at 256/256, 8 x 8 x 2k.
+    widest = max(c.padded_dim_qk, c.padded_dim_v)
+    if c.score != "masked" or widest <= MAX_MASKED_DIM:
+        return None
+    return f"explicit masks pay for head dims up to {MAX_MASKED_DIM} alone, got {widest}"
+
+
 PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
     "three_passes_pay": _three_passes_pay,
+    "explicit_masks_pay": _explicit_masks_pay,
     "three_passes_of_modified_scores": _three_passes_of_modified_scores,
 }

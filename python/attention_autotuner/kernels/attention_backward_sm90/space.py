@@ -48,7 +48,9 @@ FEEDS: tuple[Feed, ...] = (
     ("serial", (1, 1), False),
 )
 AHEAD = tuple(feed for feed in FEEDS if feed[0] != "interleaved")
+DP_AHEAD: Feed = ("both_ahead", (2, 2), False)  # of passes of retnet that take dP alone
 SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
+MASK_STAGES = (2, 1)  # of a mask that passes have
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
@@ -88,9 +90,11 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionBackwardSm90Kn
 def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | None:
     """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
 
-    Where the problem asks for determinism, that has a pass over queries: no CTA waits for another.
+    None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
+    determinism, that has a pass over queries: no CTA waits for another.
     """
-    if min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed:
+    few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
+    if few or problem.mask == "explicit":
         return None
     order: CtaOrder = "longest_first" if problem.causal or problem.packed else "raster"
     space = replace(SPACES.get(spec.name, AttentionBackwardSm90Space()), cta_orders=(order,))
@@ -104,6 +108,7 @@ def _points(
 ) -> Iterator[AttentionBackwardSm90Knobs]:
     seen: set[AttentionBackwardSm90Knobs] = set()
     widest = max(problem.padded_dim_qk, problem.padded_dim_v)
+    masks = MASK_STAGES if problem.mask == "explicit" else (0,)
     feeds: tuple[tuple[Feed, ...], ...] = (FEEDS,)
     tiles = tuple(product(space.key_blocks, space.query_tiles))
     if widest > WIDE:
@@ -111,20 +116,26 @@ def _points(
         tiles = tuple(product(blocks, product((2,), blocks)))
         feeds += (AHEAD, SERIAL)
     for cta_order in space.cta_orders:
-        for (dq_by, block), of_pass, dq_add in product(
-            space.shares, (FEEDS, AHEAD, SERIAL), space.dq_adds
+        for mask_stages, (dq_by, block), of_pass, dq_add in product(
+            masks, space.shares, (FEEDS, AHEAD, SERIAL), space.dq_adds
         ):
             share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
-            knobs = _fitted(problem, spec, "fused", block, of_pass, cta_order, dq_share=share)
+            plain = BackwardPassSm90(
+                block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
+            )
+            knobs = _fitted(problem, spec, "fused", plain, of_pass, cta_order, dq_share=share)
             if knobs not in seen and (knobs.deterministic or not problem.deterministic):
                 seen.add(knobs)
                 yield knobs
-        for decomposition, (block, (groups, columns)), of_pass in product(PASSES, tiles, feeds):
+        for mask_stages, decomposition, (block, (groups, columns)), of_pass in product(
+            masks, PASSES, tiles, feeds
+        ):
             if decomposition != "fused":
-                dq = BackwardPassSm90(
-                    warpgroups=groups, block_columns=columns, issue_order=of_pass[0][0]
+                plain = BackwardPassSm90(
+                    block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
                 )
-                knobs = _fitted(problem, spec, decomposition, block, of_pass, cta_order, dq=dq)
+                dq = replace(plain, warpgroups=groups, block_columns=columns)
+                knobs = _fitted(problem, spec, decomposition, plain, of_pass, cta_order, dq=dq)
                 if knobs not in seen:
                     seen.add(knobs)
                     yield knobs
@@ -134,13 +145,12 @@ def _fitted(
     problem: Problem,
     spec: ArchSpec,
     decomposition: Decomposition,
-    block: int,
+    plain: BackwardPassSm90,
     feeds: tuple[Feed, ...],
     cta_order: CtaOrder,
     **others: Any,
 ) -> AttentionBackwardSm90Knobs:
     """A point with what its passes have registers and shared memory for, or as asked where nothing fits."""
-    plain = BackwardPassSm90(block_columns=block, issue_order=feeds[0][0])
     passes = dict.fromkeys(PASSES[decomposition], plain) | others
     knobs = AttentionBackwardSm90Knobs(
         decomposition=decomposition,
@@ -158,6 +168,8 @@ def _fitted(
 
 def _first(shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec) -> dict[str, Any]:
     """The first issue order and stages of a pass that are legal and fit, by the names of their knobs."""
+    if not shape.takes_scores and feeds != SERIAL:
+        feeds = (*(feed for feed in feeds if feed[0] == "both_ahead"), DP_AHEAD, *SERIAL)
     for (order, (first, second), held), ds_stages in product(feeds, (2, 1)):
         knobs = replace(
             shape.knobs,

@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kRowThreads)
     int const fragment = unit / 8, column = fragment % kColumnTiles * 8;
     int const row = tile * T::kBlockColumns + fragment / kColumnTiles * 16 + unit % 8;
     auto const* const source = reinterpret_cast<float4 const*>(sums + int64_t(fragment) * 128 + unit % 8 * 16);
-    float const scale = p.softmax_scale;
+    float const scale = score_scale(p);
     uint32_t words[2][4];
 #pragma unroll
     for (int lane = 0; lane < 4; ++lane) {

@@ -1,4 +1,4 @@
-// Host side of an attention backward artifact of family sm90: workspace, checks, TMA descriptors and launches.
+// Host side of an attention or retnet backward artifact of family sm90: workspace, checks, TMA descriptors, launches.
 //
 // Rows' LSE and delta and split reductions are those of family sm80.
 #pragma once
@@ -63,6 +63,8 @@ struct AttentionBackwardSm90Entry {
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
   using Mods = ScoreModsOf<Config>;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
@@ -161,8 +163,8 @@ struct AttentionBackwardSm90Entry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits =
-        takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_values<typename Mods::Modifications>(p);
+    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p) &&
+                      has_values<typename Mods::Modifications>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -175,7 +177,7 @@ struct AttentionBackwardSm90Entry {
       return aligned(t, 16, batch_of<kPacked>(p), p.heads_kv, rows_of_keys<kPacked>(p));
     };
     bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
-                          keys(p.dk) && keys(p.dv);
+                          keys(p.dk) && keys(p.dv) && mask_aligned<kScoreMod>(p, 16);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -187,6 +189,9 @@ struct AttentionBackwardSm90Entry {
                      int rows) {
       return TmaDescriptors::make<Element>(described, tensor, columns, length, heads, batch_of<kPacked>(p), rows);
     };
+    if constexpr (kMasked) {
+      if (!TmaDescriptors::make<Element>(a.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, queries)) return false;
+    }
     int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
     return make(T::kByQueries ? a.x0 : a.y0, p.q, p.dim_qk, rows_q, p.heads_q, queries) &&
            make(T::kByQueries ? a.x1 : a.y1, p.dout, p.dim_v, rows_q, p.heads_q, queries) &&
@@ -194,17 +199,18 @@ struct AttentionBackwardSm90Entry {
            make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, rows_k, p.heads_kv, keys);
   }
   // Heads of a section: as many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together;
-  // one where a head's row blocks come in turn.
+  // one where a head's row blocks come in turn. With a mask, the batch of each, which shares it.
   template <typename T>
   static int section_heads(Params const& p, int heads, int splits) {
-    if (Config::kCtaOrder != CtaOrder::kLongestFirst) return 1;
+    int const sharing = kMasked ? p.batch : 1, all = heads / sharing;
+    if (Config::kCtaOrder != CtaOrder::kLongestFirst) return sharing;
     constexpr double kSectionBytes = 24e6;
     int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
     int const streamed = T::kByQueries ? rows_k : rows_q * (p.heads_q / p.heads_kv / splits);
     double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
-    int section = minimum(heads, maximum(1, int(kSectionBytes / bytes)));
-    while (heads % section != 0) --section;
-    return section;
+    int section = minimum(all, maximum(1, int(kSectionBytes / (bytes * sharing))));
+    while (all % section != 0) --section;
+    return section * sharing;
   }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
@@ -222,8 +228,9 @@ struct AttentionBackwardSm90Entry {
     int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
     softmax_backward::SectionListOf<kPacked> list;
     static_cast<softmax_backward::SectionList&>(list) = {
-        kPacked ? heads : int(tiles), T::kByQueries && p.causal, Divider::by(section * blocks),
-        Divider::by(section),         Divider::by(heads),        Divider::by(p.heads_q / p.heads_kv)};
+        kPacked ? heads : int(tiles),         T::kByQueries && p.causal,
+        Divider::by(section * blocks),        Divider::by(section),
+        Divider::by(kMasked ? batch : heads), Divider::by(p.heads_q / p.heads_kv)};
     if constexpr (kPacked) {
       list.listed = listed;
       cudaError_t const error =
@@ -235,6 +242,22 @@ struct AttentionBackwardSm90Entry {
     return cuda_status(cudaGetLastError());
   }
 
+  // What the kernels of a launch have in common.
+  static Common arguments_of(Params const& p, void* workspace) {
+    Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    return {with_window(p),
+            score_scale(p) * (kScoreMod == ScoreMod::kSoftmax ? kLog2E : 1.0f),
+            at(0),
+            at(places.shift),
+            at(places.dq_sum),
+            int(places.lse_delta_rows),
+            int(places.dq_tiles),
+            Divider::by(places.splits),
+            at(places.dk_partial),
+            at(places.dv_partial)};
+  }
+
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t const status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -244,11 +267,8 @@ struct AttentionBackwardSm90Entry {
     int const most_ctas = multiprocessors[device].load(std::memory_order_relaxed);  // registers leave room for one each
     if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
-    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    Common const common{with_window(p),       p.softmax_scale * kLog2E,   at(0),
-                        at(places.shift),     at(places.dq_sum),          int(places.lse_delta_rows),
-                        int(places.dq_tiles), Divider::by(places.splits), at(places.dk_partial),
-                        at(places.dv_partial)};
+    auto at = [workspace](int64_t bytes) { return static_cast<char*>(workspace) + bytes; };
+    Common const common = arguments_of(p, workspace);
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};

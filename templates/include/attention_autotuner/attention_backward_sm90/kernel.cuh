@@ -55,6 +55,19 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
   }
 };
 
+// The tiles of a consumer warpgroup. The kernel below calls it for signs alone: a call in place of its own loop gives
+// other registers to kernels that have been timed.
+template <typename T, typename Arguments>
+__device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32_t smem, SectionList const& list,
+                                              OutputTiles& tiles, int group) {
+  while (tiles.tile() < list.tiles) {
+    BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, group);
+    consumer.mainloop();
+    consumer.write();
+    tiles.next(consumer.end);
+  }
+}
+
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
@@ -72,12 +85,15 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     prefetch_descriptor(arguments.y0.descriptor);
     prefetch_descriptor(arguments.y1.descriptor);
     if (T::kHasDs) prefetch_descriptor(arguments.x1.descriptor);
+    if constexpr (T::kMasked) prefetch_descriptor(arguments.mask.descriptor);
     Stages(arguments, smem, list, tiles).init_barriers();
   }
   __syncthreads();
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    if (T::kPacked ? threadIdx.x >= 64 : threadIdx.x != 0 && threadIdx.x != 32) return;
+    if (T::kPacked ? threadIdx.x >= 64 : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64)) {
+      return;
+    }
     while (tiles.tile() < count_tiles<T::kPacked>(list)) {
       Stages const stages(arguments, smem, list, tiles);
       if constexpr (T::kPacked) {
@@ -88,6 +104,8 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         }
       } else if (threadIdx.x == 0) {
         stages.load_first();
+      } else if (T::kMasked && threadIdx.x == 64) {
+        if constexpr (T::kMasked) stages.load_mask();
       } else {
         stages.load_second();
       }
@@ -104,6 +122,10 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
   } else {
     softmax_forward::take_registers<T::kConsumerRegisters>();
+    if constexpr (T::kSignsAlone) {
+      if (arguments.common.params.r_grad)
+        return consume_tiles<WithSigns<T>>(arguments, smem, list, tiles, warpgroup - 1);
+    }
     while (tiles.tile() < count_tiles<T::kPacked>(list)) {
       BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
       consumer.mainloop();

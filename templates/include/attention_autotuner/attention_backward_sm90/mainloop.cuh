@@ -5,8 +5,11 @@
 // the warpgroups that compute it.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/attention_backward_sm90/retnet_scores.cuh"
 #include "attention_autotuner/attention_backward_sm90/scores.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
@@ -17,14 +20,16 @@ namespace attention_autotuner::softmax_backward {
 
 inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
 
+template <typename T>
+using ScoresOf = std::conditional_t<T::kRetNet, BackwardPassSm90RetNet<T>, BackwardPassSm90Scores<T>>;
+
 // A consumer warpgroup.
 template <typename T>
-struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
-  using Base = BackwardPassSm90Scores<T>;
+struct BackwardPassSm90Consumer : ScoresOf<T> {
+  using Base = ScoresOf<T>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
-  using Base::base_of;
   using Base::batch;
   using Base::begin;
   using Base::dp;
@@ -38,7 +43,6 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   using Base::range;
   using Base::row_block;
   using Base::s;
-  using Base::shift_of;
   using Base::x0_tile;
   using Base::x1_tile;
   using Base::y0_tile;
@@ -48,12 +52,15 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   uint32_t x0[T::kHeldRows ? T::kDepth / 4 : 1], x1[T::kHeldRows && T::kHasDs ? T::kColumns / 4 : 1];
   DqShareSm90<T> share;
 
-  // Stages follow from the number of a step, so that little is carried from one to the next.
-  using First = BarrierRing<T::kFirstStages>;                   // of Y0
-  using Second = BarrierRing<T::kSecondStages>;                 // of Y1
+  using typename Base::First;
+  using typename Base::Second;
   using Stored = BarrierRing<T::kSharesDq ? T::kDsStages : 1>;  // of dS
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
+
+  // Of wide head dims and where registers are few: hides where addresses come from, so that descriptors are computed
+  // where they are used and not kept in registers.
+  static constexpr bool kHidesAddresses = T::kRetNet || T::kOrder == IssueOrder::kInterleaved;
 
   // This warpgroup's rows of X as operands.
   template <int Depth>
@@ -87,9 +94,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   template <int Depth>
   __device__ __forceinline__ void issue_product(float (&scores)[T::kBlockColumns / 2], uint32_t x, uint32_t y) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
-    // Of wide head dims: hides where the address comes from, so that descriptors are computed where they are used and
-    // not kept in registers.
-    if constexpr (Depth > 128 || T::kOrder == IssueOrder::kInterleaved) asm volatile("" : "+r"(x), "+r"(y));
+    if constexpr (Depth > 128 || kHidesAddresses) asm volatile("" : "+r"(x), "+r"(y));
     uint64_t const x_desc = make_smem_desc(x + group * kWarpgroupRows * kSwizzleRowBytes, 0);
     uint64_t const y_desc = make_smem_desc(y, 0);
     warpgroup_arrive();
@@ -105,7 +110,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   // result += A Y, A in registers.
   template <int Columns>
   __device__ __forceinline__ static void issue_result(float (&result)[Columns / 2], uint32_t const* a, uint32_t y) {
-    if constexpr (T::kOrder == IssueOrder::kInterleaved) asm volatile("" : "+r"(y));
+    if constexpr (kHidesAddresses) asm volatile("" : "+r"(y));
     uint64_t const y_desc = make_smem_desc(y, T::kBlockColumns * kSwizzleRowBytes);
 #pragma unroll
     for (int step = 0; step < T::kBlockColumns / kMmaDepth; ++step) {
@@ -114,12 +119,13 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     }
   }
 
+  // Waits for Y0, for dK as well. Those who wait for a group that is not there wait for nothing.
   __device__ __forceinline__ void issue_scores(int index) {
     int const stage = First::stage(index);
     wait(full(T::kY0Barrier, stage), First::phase(index));
-    if constexpr (T::kHeldRows) {
+    if constexpr (T::kTakesScores && T::kHeldRows) {
       issue_product<T::kDepth>(s, x0, y0_tile(stage));
-    } else {
+    } else if constexpr (T::kTakesScores) {
       issue_product<T::kDepth>(s, x0_tile(), y0_tile(stage));
     }
   }
@@ -198,14 +204,14 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     issue_scores(index);
     issue_dp(index);
     warpgroup_wait<T::kHasDs ? 1 : 0>();
-    fence_accumulators(s);
-    Base::exponentiate(base_of(First::stage(index)), now);
+    if constexpr (T::kTakesScores) fence_accumulators(s);
+    Base::scores_to_p(index, now);
     warpgroup_wait<0>();
-    finish_scores(index);
+    finish_scores(index, now);
   }
-  __device__ __forceinline__ void finish_scores(int index) {
+  __device__ __forceinline__ void finish_scores(int index, Cursor const& now) {
     if constexpr (T::kHasDs) fence_accumulators(dp);
-    Base::differentiate(shift_of(Second::stage(index)));
+    Base::differentiate(index, now);
     Base::pack_p();
     Base::pack_ds();
     store_ds(index);
@@ -237,12 +243,12 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     publish_ds(index);
     if constexpr (kBoth) issue_dq(index);
     warpgroup_wait<kResults + kBoth>();
-    fence_accumulators(s);
-    Base::exponentiate(base_of(First::stage(index + 1)), now);
+    if constexpr (T::kTakesScores) fence_accumulators(s);
+    Base::scores_to_p(index + 1, now);
     if constexpr (kBoth) {
       warpgroup_wait<kResults>();
       fence_accumulators(dp);
-      Base::differentiate(shift_of(Second::stage(index + 1)));
+      Base::differentiate(index + 1, now);
       warpgroup_wait<0>();
       finish_results(index);
       add_dq(index, before);
@@ -259,7 +265,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       issue_dp(index + 1);
       send_dq(before);
       warpgroup_wait<0>();
-      finish_scores(index + 1);
+      finish_scores(index + 1, now);
     }
   }
 
@@ -275,7 +281,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     if (index > begin) send_dq(before);
     warpgroup_wait<1>();
     fence_accumulators(dp);
-    Base::differentiate(shift_of(Second::stage(index)));
+    Base::differentiate(index, now);
     Base::pack_ds();
     store_ds(index);
     if constexpr (!Last) issue_scores(index + 1);
@@ -286,7 +292,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     if (warp_arrives()) arrive(empty(T::kY1Barrier, Second::stage(index)));
     if constexpr (!Last) {
       fence_accumulators(s);
-      Base::exponentiate(base_of(First::stage(index + 1)), next);
+      Base::scores_to_p(index + 1, next);
     }
     warpgroup_wait<0>();
     finish_results(index);
@@ -320,7 +326,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       issue_scores(begin);
       warpgroup_wait<0>();
       fence_accumulators(s);
-      Base::exponentiate(base_of(First::stage(begin)), now);
+      Base::scores_to_p(begin, now);
       Cursor before = now;
 #pragma unroll 1
       for (int index = begin; index < end - 1; ++index) {
@@ -366,11 +372,11 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     int const row = Base::lane_row();
     if constexpr (T::kByQueries) {
       write_result<Element>(dq_or_dk, all, of_sequence(params.dq), nullptr, T::kDepth, params.dim_qk,
-                            params.softmax_scale, batch, Base::head, 0, mine.seqlen_q, row, 0);
+                            score_scale(params), batch, Base::head, 0, mine.seqlen_q, row, 0);
     } else {
       if constexpr (T::kHasDs) {
         write_result<Element>(dq_or_dk, all, of_sequence(params.dk), all.dk_partial, T::kDepth, params.dim_qk,
-                              params.softmax_scale, batch, Base::kv_head, Base::split, mine.seqlen_k, row, 0);
+                              score_scale(params), batch, Base::kv_head, Base::split, mine.seqlen_k, row, 0);
       }
       if constexpr (T::kHasDv) {
         write_result<Element>(dv, all, of_sequence(params.dv), all.dv_partial, T::kColumns, params.dim_v, 1.0f, batch,

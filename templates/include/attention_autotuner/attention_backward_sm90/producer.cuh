@@ -26,15 +26,17 @@ using softmax_forward::kWarpgroupThreads;
 struct SectionList {
   int tiles;
   bool reversed_rows;
-  Divider section_tiles, section_heads, heads, group;
+  Divider section_tiles, section_heads, heads, group;  // with a mask, `heads` is the batch
 };
+// With a mask, batch entries, which share it, follow each other; else heads.
+template <bool kMasked>
 __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList const& list) {
   int const section = list.section_tiles.divide(index), within = index - section * list.section_tiles.divisor;
   int const rank = list.section_heads.divide(within);
   int const head_batch = section * list.section_heads.divisor + within - rank * list.section_heads.divisor;
   int const blocks = list.section_tiles.divisor / list.section_heads.divisor;
-  int const batch = list.heads.divide(head_batch);
-  return {list.reversed_rows ? blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch, 0};
+  int const outer = list.heads.divide(head_batch), inner = head_batch - outer * list.heads.divisor;
+  return {list.reversed_rows ? blocks - 1 - rank : rank, kMasked ? outer : inner, kMasked ? inner : outer, 0};
 }
 
 // Of packed sequences: the list says it of a single row block, whose place is taken by as many as are listed.
@@ -69,8 +71,16 @@ struct SequenceOfTile<true> {
   BackwardArguments<SequenceParams> shown;
 };
 
+// The mask of retnet, and nothing of attention.
 template <typename Params>
-struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>> {
+struct MaskTensor {};
+template <>
+struct MaskTensor<attention_autotuner_retnet_backward_params> {
+  TmaTensor mask;
+};
+
+template <typename Params>
+struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>>, MaskTensor<Params> {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
@@ -135,7 +145,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
     if constexpr (T::kPacked) {
       return listed_tile(index, list);
     } else {
-      return section_tile(index, list);
+      return section_tile<T::kMasked>(index, list);
     }
   }
   __device__ __forceinline__ void show_sequence(ListedBlock const& sequence) {
@@ -173,6 +183,9 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
   __device__ __forceinline__ uint32_t x1_tile() const { return smem + T::kX1Offset; }
   __device__ __forceinline__ uint32_t y0_tile(int stage) const { return smem + T::kY0Offset + stage * T::kY0Bytes; }
   __device__ __forceinline__ uint32_t y1_tile(int stage) const { return smem + T::kY1Offset + stage * T::kY1Bytes; }
+  __device__ __forceinline__ uint32_t mask_tile(int stage) const {
+    return smem + T::kMaskOffset + stage * T::kMaskBytes;
+  }
   __device__ __forceinline__ uint32_t ds_tile(int stage) const { return smem + T::kDsOffset + stage * T::kDsBytes; }
   // Of one warp, for the share of dQ.
   __device__ __forceinline__ uint32_t dq_stage(int part) const {
@@ -270,8 +283,8 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
     }
   }
 
-  // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, so that a full
-  // ring of one does not stall the other.
+  // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, a third the
+  // mask, so that a full ring of one does not stall others.
   __device__ __forceinline__ void load_first() const {
     if (steps() == 0) return;
     acquire_rows(0);
@@ -312,6 +325,22 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
                                                      0, streamed_head(now), batch);
       if constexpr (kShifts) {
         bulk_load(shift_of(stage), values_of(arguments.common.shift, now), 4 * T::kBlockColumns, filled);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_mask() const {
+    using Ring = BarrierRing<T::kMaskStages>;
+    Cursor now = range.begin();
+    int const row = row_block * T::kBlockRows;
+#pragma unroll 1
+    for (int index = begin; index < end; ++index, range.next(now)) {
+      int const stage = Ring::stage(index), column = now.tile * T::kBlockColumns;
+      uint32_t const filled = full(T::kMaskBarrier, stage);
+      wait(empty(T::kMaskBarrier, stage), Ring::phase(index) ^ 1);
+      if constexpr (T::kByQueries) {
+        fill_stage<T::kBlockRows, T::kBlockColumns>(mask_tile(stage), arguments.mask, filled, row, column, now.head, 0);
+      } else {
+        fill_stage<T::kBlockColumns, T::kBlockRows>(mask_tile(stage), arguments.mask, filled, column, row, now.head, 0);
       }
     }
   }

@@ -25,6 +25,10 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   using Base::head;
   using Base::row_block;
 
+  // Stages follow from the number of a step, so that little is carried from one to the next.
+  using First = BarrierRing<T::kFirstStages>;    // of Y0
+  using Second = BarrierRing<T::kSecondStages>;  // of Y1
+
   int const group;  // of this warpgroup, the same in all lanes
   float s[T::kBlockColumns / 2], dp[T::kHasDs ? T::kBlockColumns / 2 : 1];
   uint32_t p[T::kHasDv ? T::kBlockColumns / 4 : 1], ds[T::kHasDs ? T::kBlockColumns / 4 : 1];
@@ -98,8 +102,9 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     }
   }
 
-  // P in the place of S. `values` is where the columns' base lies, where they are queries.
-  __device__ __forceinline__ void exponentiate(uint32_t values, Cursor const& now) {
+  // P in the place of S.
+  __device__ __forceinline__ void scores_to_p(int index, Cursor const& now) {
+    uint32_t const values = Base::base_of(First::stage(index));  // of columns, where they are queries
     if constexpr (T::kModified) {
       bool const masked = needs_mask(now);
       distances.begin(*this, now);
@@ -150,9 +155,9 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     if (kAny && !T::kSoftcap && masked) mask(now, 0.0f);
   }
   // dS in the place of dP.
-  __device__ __forceinline__ void differentiate(uint32_t values) {
+  __device__ __forceinline__ void differentiate(int index, Cursor const&) {
     if constexpr (T::kHasDs) {
-      values += 8 * (lane_index() & 3);
+      uint32_t const values = Base::shift_of(Second::stage(index)) + 8 * (lane_index() & 3);
 #pragma unroll
       for (int g = 0; g < T::kBlockColumns / 8; ++g) {
         float2 of_columns{};

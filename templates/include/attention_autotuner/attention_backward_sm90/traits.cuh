@@ -4,6 +4,9 @@
 //
 //   S = X0 Y0^T      P = exp2(c S - base)      dP = X1 Y1^T      dS = P (dP + shift)
 //
+// or, of retnet with factors M from a mask or a decay, P = c S M base and dS = (dP base + sign(P) shift) M. There S has
+// no part in a dS without shift, so that passes without dV compute it only where r has a gradient.
+//
 //   pass    rows      X0, X1   Y0, Y1   results
 //   kKeys   keys      K, V     Q, dO    dK += dS Y0, dV += P Y1, and perhaps a share of dQ += dS^T X0
 //   kDk     keys      K, V     Q, dO    dK += dS Y0
@@ -54,10 +57,16 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   using Params = BackwardParamsOf<Config>;
   using Mods = ScoreModsOf<Config>;
   static constexpr GradientPass kPass = kOfPass;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  static constexpr bool kRetNet = kScoreMod != ScoreMod::kSoftmax;  // its scores instead of attention's
+  static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
+  static constexpr bool kDecayed = kScoreMod == ScoreMod::kDecayed;
   static constexpr IssueOrder kOrder = Pass::kIssueOrder;
   static constexpr bool kByQueries = kPass == GradientPass::kDq;
   static constexpr bool kHasDs = kPass != GradientPass::kDv;  // and so dP
   static constexpr bool kHasDv = kPass == GradientPass::kKeys || kPass == GradientPass::kDv;
+  static constexpr bool kSignsAlone = kRetNet && !kHasDv;  // of S, and those only where r has a gradient
+  static constexpr bool kTakesScores = !kSignsAlone;
   static constexpr bool kPacksCapped = Mods::kSoftcap && kHasDs && kHasDv;  // P for dV differs from that of dS
   static constexpr int kDsStages = Share::kDsStages;                        // of dS in shared memory
   static constexpr bool kSharesDq = kDsStages > 0;
@@ -72,6 +81,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kFirstStages = Pass::kFirstStages;    // of Y0
   static constexpr int kSecondStages = Pass::kSecondStages;  // of Y1
   static constexpr bool kHeldRows = Pass::kHeldRows;         // X0 and X1 are operands from registers
+  static constexpr int kMaskStages = Pass::kMaskStages;      // 0 without a mask
   static constexpr int kDepth = Config::kPaddedDimQK;
   static constexpr int kColumns = Config::kPaddedDimV;
   // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
@@ -93,7 +103,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
       minimum(240, (kEvenRegisters * (kThreads / 128) - kProducerRegisters - (kOwnDq ? kDqRegisters : 0)) /
                        maximum(1, kWarpgroups) / 8 * 8);
 
-  static constexpr int kRegistersBesideFragments = kOrder == IssueOrder::kInterleaved && kOwnDq ? 32 : 40;
+  // Of retnet's long steps more: the assembler loads factors ahead.
+  static constexpr int kRegistersBesideFragments = kRetNet && kBlockColumns > 64                  ? 56
+                                                   : kOrder == IssueOrder::kInterleaved && kOwnDq ? 32
+                                                                                                  : 40;
   static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
   static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
   static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
@@ -108,7 +121,6 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kFragmentRegisters =
       kResultRegisters + kHeldRegisters + maximum(kScoreRegisters, kBesideResults);
 
-  static_assert(Config::kScoreMod == ScoreMod::kSoftmax, "softmax alone");
   static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
   static_assert(kColumns % 16 == 0 && kColumns >= 16 && kColumns <= 512, "padded_dim_v_range");
   static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
@@ -117,10 +129,13 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static_assert(kColumns <= 256, "value_columns_fit_mma");
   static_assert(kFirstStages >= 1 && kFirstStages <= 4, "first_stages_range");
   static_assert(kSecondStages >= 1 && kSecondStages <= 4, "second_stages_range");
+  static_assert(kMasked ? kMaskStages >= 1 && kMaskStages <= 4 : kMaskStages == 0, "mask_stages_range");
+  static_assert(!kMasked || !kByQueries || kBlockColumns % 64 == 0, "mask_fills_blocks");
   static_assert((kOrder == IssueOrder::kSerial || kFirstStages > 1) &&
                     (kOrder != IssueOrder::kBothAhead || kSecondStages > 1),
                 "ahead_needs_two_stages");
   static_assert(kOrder != IssueOrder::kBothAhead || kHasDs, "values_have_one_score");
+  static_assert(kOrder != IssueOrder::kScoresAhead || !kSignsAlone, "scores_ahead_takes_scores");
   static_assert(kOrder != IssueOrder::kInterleaved || kPass == GradientPass::kKeys, "interleaving_needs_all_products");
   static_assert(!kSharesDq || (kDsStages <= 2 && (kOwnDq ? kBlockColumns % 64 == 0
                                                          : kBlockColumns == 64 * kWarpgroups ||
@@ -129,8 +144,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
-  // X0, X1, stages of Y0, of Y1 and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for each warp
-  // that adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
+  // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
+  // each warp that adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
@@ -141,7 +156,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kX1Offset = kX0Bytes;
   static constexpr int kY0Offset = kX1Offset + kX1Bytes;
   static constexpr int kY1Offset = kY0Offset + kFirstStages * kY0Bytes;
-  static constexpr int kDsOffset = kY1Offset + kSecondStages * kY1Bytes;
+  static constexpr int kMaskBytes = kBlockRows * kBlockColumns * 2;
+  static constexpr int kMaskOffset = kY1Offset + kSecondStages * kY1Bytes;
+  static constexpr int kDsOffset = kMaskOffset + kMaskStages * kMaskBytes;
   static constexpr int kDqOffset = kDsOffset + kDsStages * kDsBytes;
   static constexpr int kBaseOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
   static constexpr int kShiftOffset = kBaseOffset + kFirstStages * kValueBytes;
@@ -150,7 +167,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kXBarrier = 0;  // X0, then X1
   static constexpr int kY0Barrier = 2;
   static constexpr int kY1Barrier = kY0Barrier + kFirstStages;
-  static constexpr int kDsBarrier = kY1Barrier + kSecondStages;
+  static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
+  static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kBarriers = kDsBarrier + kDsStages;
   // Of tiles that are cleared before they are full, one for each producer.
   static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
@@ -159,6 +177,12 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + kBarrierBytes;
   static_assert(16 * (kBarriers + Mods::kPacked) <= kBarrierBytes, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
+};
+
+// The same pass where r has a gradient, if that takes another main loop.
+template <typename T>
+struct WithSigns : T {
+  static constexpr bool kTakesScores = true;
 };
 
 }  // namespace attention_autotuner

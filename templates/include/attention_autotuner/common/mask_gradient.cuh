@@ -16,6 +16,7 @@
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/host/entry.cuh"
 
 namespace attention_autotuner {
 
@@ -195,6 +196,27 @@ __global__ void __launch_bounds__(MaskGradient<Config>::kThreads, 3) retnet_mask
   Gradient const gradient{arguments,    shared_address(smem_bytes),           row / query_tiles,
                           shared_heads, row % query_tiles * Gradient::kBlock, index % key_tiles * Gradient::kBlock};
   gradient.run();
+}
+
+// Launches it, after kernels that leave the rows' LSE and delta in the workspace.
+template <typename Config>
+inline int32_t launch_mask_gradient(BackwardArguments<attention_autotuner_retnet_backward_params> const& arguments,
+                                    cudaStream_t stream) {
+  using Gradient = MaskGradient<Config>;
+  auto const& p = arguments.params;
+  bool const shared = p.mask.stride_head == 0 || p.heads_q == 1;
+  int const key_tiles = divide_up(p.seqlen_k, Gradient::kBlock), query_tiles = divide_up(p.seqlen_q, Gradient::kBlock);
+  int64_t const tiles = int64_t(key_tiles) * query_tiles * (shared ? 1 : p.heads_q);
+  if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+  retnet_mask_gradient<Config><<<int(tiles), Gradient::kThreads, Gradient::kSmemBytes, stream>>>(
+      arguments, key_tiles, query_tiles, shared ? p.heads_q : 1);
+  return cuda_status(cudaGetLastError());
+}
+template <typename Config>
+inline int32_t prepare_mask_gradient(int32_t device) {
+  using Gradient = MaskGradient<Config>;
+  int resident = 0;
+  return prepare_kernel(retnet_mask_gradient<Config>, Gradient::kThreads, Gradient::kSmemBytes, device, &resident);
 }
 
 }  // namespace attention_autotuner

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attention_autotuner/common/mask_gradient.cuh"
-#include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/score/masked_backward.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -14,17 +13,12 @@ template <typename Config>
 struct RetNetBackwardEntry : BackwardEntry<Config> {
   static_assert(Config::kScoreMod != ScoreMod::kSoftmax, "retnet_has_no_softmax");
   using Base = BackwardEntry<Config>;
-  using Gradient = MaskGradient<Config>;
   using typename Base::Params;
   static constexpr bool kMasked = Config::kScoreMod == ScoreMod::kMasked;
 
   static int32_t prepare(int32_t device) {
     int32_t status = ATTENTION_AUTOTUNER_OK;
-    if constexpr (kMasked) {
-      int resident = 0;
-      status =
-          prepare_kernel(retnet_mask_gradient<Config>, Gradient::kThreads, Gradient::kSmemBytes, device, &resident);
-    }
+    if constexpr (kMasked) status = prepare_mask_gradient<Config>(device);
     return status == ATTENTION_AUTOTUNER_OK ? Base::prepare(device) : status;
   }
 
@@ -34,21 +28,11 @@ struct RetNetBackwardEntry : BackwardEntry<Config> {
     if (!kMasked && p.dmask.data != nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int32_t const status = Base::launch(p, workspace, stream, device);
     if constexpr (kMasked) {
-      if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) return launch_gradient(p, workspace, stream);
+      if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) {
+        return launch_mask_gradient<Config>(Base::arguments_of(p, workspace), stream);
+      }
     }
     return status;
-  }
-
-  // After the passes, whose preprocess has left the rows' LSE and delta.
-  static int32_t launch_gradient(Params const& p, void* workspace, cudaStream_t stream) {
-    bool const shared = p.mask.stride_head == 0 || p.heads_q == 1;
-    int const key_tiles = divide_up(p.seqlen_k, Gradient::kBlock),
-              query_tiles = divide_up(p.seqlen_q, Gradient::kBlock);
-    int64_t const tiles = int64_t(key_tiles) * query_tiles * (shared ? 1 : p.heads_q);
-    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    retnet_mask_gradient<Config><<<int(tiles), Gradient::kThreads, Gradient::kSmemBytes, stream>>>(
-        Base::arguments_of(p, workspace), key_tiles, query_tiles, shared ? p.heads_q : 1);
-    return cuda_status(cudaGetLastError());
   }
 };
 

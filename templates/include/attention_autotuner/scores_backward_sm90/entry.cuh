@@ -29,7 +29,6 @@ struct BackwardSm90Entry {
   using Dq = PassSm90Traits<Config, typename Config::Dq, Result::kDq>;
   using Dk = PassSm90Traits<Config, typename Config::Dk, Result::kDk>;
   using Dv = PassSm90Traits<Config, typename Config::Dv, Result::kDv>;
-  using Gradient = MaskGradient<Config>;
 #ifdef ATTENTION_AUTOTUNER_CHECK_RACES
   static constexpr int kMostCtas = 4;  // so that they take several tiles of small shapes, too
 #else
@@ -70,8 +69,7 @@ struct BackwardSm90Entry {
       status = prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status =
-          prepare_kernel(retnet_mask_gradient<Config>, Gradient::kThreads, Gradient::kSmemBytes, device, &resident);
+      status = prepare_mask_gradient<Config>(device);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
@@ -197,19 +195,6 @@ struct BackwardSm90Entry {
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
   }
 
-  // The gradient of the mask.
-  static int32_t launch_gradient(Common const& common, cudaStream_t stream) {
-    Params const& p = common.params;
-    bool const shared = p.mask.stride_head == 0 || p.heads_q == 1;
-    int const key_tiles = divide_up(p.seqlen_k, Gradient::kBlock),
-              query_tiles = divide_up(p.seqlen_q, Gradient::kBlock);
-    int64_t const tiles = int64_t(key_tiles) * query_tiles * (shared ? 1 : p.heads_q);
-    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    retnet_mask_gradient<Config><<<int(tiles), Gradient::kThreads, Gradient::kSmemBytes, stream>>>(
-        common, key_tiles, query_tiles, shared ? p.heads_q : 1);
-    return cuda_status(cudaGetLastError());
-  }
-
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -248,7 +233,9 @@ struct BackwardSm90Entry {
       backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(common);
       status = cuda_status(cudaGetLastError());
     }
-    if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) status = launch_gradient(common, stream);
+    if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) {
+      status = launch_mask_gradient<Config>(common, stream);
+    }
     return status;
   }
 
