@@ -194,10 +194,10 @@ def test_retnet_has_it_and_takes_it_for_a_decay(mask: str, dims: tuple[int, int]
     assert 4 <= len(candidates) <= 100
     for wanted in (problem, replace(problem, deterministic=True)):
         assert (POLICY.default(wanted) in offered(wanted)) == (mask == "decay")
-    narrow, wide = replace(problem, alignment_bytes=2), replace(problem, dim_v=304)
-    for other in (narrow, wide, replace(problem, seqlen_k=32)):
+    narrow, large = replace(problem, alignment_bytes=2), replace(problem, dim_v=304)
+    for other in (narrow, large, replace(problem, seqlen_k=32)):
         assert POLICY.default(other).kernel != KERNEL
-    assert offered(narrow) == offered(wide) == []
+    assert offered(narrow) == offered(large) == []
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert {shape.knobs.mask_stages for shape in passes} == ({1, 2} if mask == "explicit" else {0})
     # dQ and dK alone take S for signs at most, and with it two products of five or six fewer.

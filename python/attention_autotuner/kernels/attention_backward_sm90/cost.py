@@ -136,13 +136,15 @@ def _pass_time(
 
 def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, group: int) -> int:
     """Heads of the batch that are neighbours in the list for a block of rows: the entry's rule of the same name."""
+    sharing = problem.batch if shape.masked else 1  # the mask of a head
     if knobs_of(shape.candidate).cta_order != "longest_first":
-        return 1
+        return sharing
     streamed = problem.seqlen_k if shape.by_queries else problem.seqlen_q * group
     sums = SUM_BYTES * problem.dim_qk if shape.share is not None else 0
-    num_bytes = streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
-    most = min(heads, max(1, int(SECTION_BYTES / num_bytes)))
-    return next(section for section in range(most, 0, -1) if heads % section == 0)
+    num_bytes = sharing * streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
+    most = min(heads // sharing, max(1, int(SECTION_BYTES / num_bytes)))
+    sections = range(most, 0, -1)
+    return sharing * next(count for count in sections if heads // sharing % count == 0)
 
 
 def _auxiliary(
