@@ -81,7 +81,7 @@ def test_the_index_holds_what_other_readers_rely_on(bundle: Bundle) -> None:
         "problem": {
             name: x
             for name, x in asdict(PROBLEM).items()
-            if name not in ("key_bounds", "modifications", "window_size", "packed_rows")
+            if name not in ("key_bounds", "modifications", "window_size", "packed_rows", "operands")
         },
         "kernel": 0,
         "layer": "shipped",

@@ -188,7 +188,7 @@ def test_a_cold_kernel_under_capture_is_refused_and_nothing_is_built(world: Worl
         dispatch.kernel_for(PROBLEM, policy, device=0, must_be_warm=True)
     assert not world.obtained
     kernel = dispatch.kernel_for(PROBLEM, policy, device=0)
-    other_length = replace(PROBLEM, seqlen_q=64, seqlen_k=64)
+    other_length = replace(PROBLEM, seqlen_q=512, seqlen_k=512)
     assert dispatch.kernel_for(other_length, policy, device=0, must_be_warm=True) is kernel
 
 

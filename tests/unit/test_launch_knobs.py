@@ -70,7 +70,12 @@ def test_split_counts_are_all_there_are() -> None:
         for field in fields(kernel.knobs)
         if "launch" in field.metadata
     }
-    assert having == {("attention_forward_sm90", "splits"), ("scores_forward_sm80", "splits")}
+    assert having == {
+        ("attention_forward_sm90", "splits"),
+        ("scores_forward_sm80", "splits"),
+        ("gemm_sm90", "splits"),
+        ("gemm_sm90", "row_blocks"),
+    }
     assert "splits" in {name for name, *_ in abi.AttentionForwardParams._fields_}
 
 

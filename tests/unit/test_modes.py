@@ -136,7 +136,7 @@ def test_untuned_problems_of_calls_are_listed_once(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "new" / "untuned.jsonl"
-    other = replace(PROBLEM, seqlen_q=64)
+    other = replace(PROBLEM, seqlen_q=512)
     with settings.override(untuned_log=str(file)):
         for problem in (PROBLEM, replace(PROBLEM, seqlen_q=999), other, PROBLEM):
             dispatch.kernel_for(problem, A100(), device=0)

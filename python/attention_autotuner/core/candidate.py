@@ -19,12 +19,12 @@ Service = tuple[Op, Direction, Score]  # what a kernel computes
 K = TypeVar("K", bound="KernelKnobs")
 
 
-def launch_knob(default: int) -> Any:
+def launch_knob(default: int, **metadata: bool) -> Any:
     """The field of a knob that is no part of the code: launches pass it in the field of the params that has its name.
 
-    One artifact serves candidates that differ in such knobs alone; records keep them apart.
+    One artifact serves candidates that differ in such knobs alone; records keep them apart. Metadata may be ``LATER``.
     """
-    return field(default=default, metadata={"launch": True})
+    return field(default=default, metadata={"launch": True, **metadata})
 
 
 class KernelKnobs:

@@ -22,7 +22,7 @@ def values_of(instance: Any) -> dict[str, Any]:
     return {
         field.name: value
         for field, value in values
-        if field.metadata != LATER or value != field.default
+        if not field.metadata.get("later") or value != field.default
     }
 
 

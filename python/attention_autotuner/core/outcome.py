@@ -96,7 +96,11 @@ class Ok(Outcome):
     def to_json(self) -> dict[str, Any]:
         """See :meth:`Outcome.to_json`."""
         said = super().to_json()
-        return said if self.proof is None else said | {"proof": asdict(self.proof)}
+        if (
+            self.proof is not None
+        ):  # equal to what is read back, so that a record is not written again for nothing
+            said["proof"] = asdict(self.proof) | {"checks": list(self.proof.checks)}
+        return said
 
 
 class Infeasible(Outcome):

@@ -15,6 +15,7 @@ from .resources import BLOCK_K, splits_of, workspace_bytes
 # Set by hand to the 80 times of eight problems on an H200 (benchmarks/results/nvidia-h200/records.jsonl.gz).
 MMA_SHARE = 0.85  # of the spec's rate, that a dense stream of MMAs keeps
 CLUSTER_LOSS = 1.35  # times the clocks of a step where two CTAs wait for each other's loads
+TURNS_LOSS = 1.7  # more, where their warpgroups take tiles by turns
 L2_GAIN = 1.7  # of tiles that neighbours load at the same time, over the spec's rate
 OVERLAP_LOSS = 0.05  # share of the lesser of computing and moving that adds to the greater
 STORED_BYTES_PER_CLK = 32  # of a tile that leaves
@@ -42,7 +43,7 @@ def predict(
     flops = 2 * knobs.block_m * knobs.block_n * BLOCK_K
     mma_clk = flops / (spec.wgmma_flops_per_clk_per_sm * MMA_SHARE)
     if knobs.cluster > 1:
-        mma_clk *= CLUSTER_LOSS
+        mma_clk *= CLUSTER_LOSS * (TURNS_LOSS if knobs.schedule == "ping_pong" else 1.0)
     loaded = (knobs.block_m + knobs.block_n / knobs.cluster) * BLOCK_K * ELEMENT_BYTES
     l2_clk = loaded * busy / (spec.l2_bytes_per_clk * L2_GAIN)
     tile_clk = TILE_CLK + ELEMENT_BYTES * knobs.block_m * knobs.block_n / STORED_BYTES_PER_CLK * (

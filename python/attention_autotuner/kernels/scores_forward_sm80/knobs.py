@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...core.candidate import Service, knobs_as, launch_knob
+from ...core.identity import LATER
 from ...core.modifications import COMPILED
 from ...core.problem import Form
 from ..chunks_sm80.knobs import ChunkPass
@@ -68,9 +69,9 @@ class ForwardKnobs(Sm80Knobs):
     ctas_per_sm: int = 1
     chunk: int | None = None
     states: ChunkPass | None = None
-    pack_gqa: bool = False
-    split_kv: bool = False
-    splits: int = launch_knob(1)
+    pack_gqa: bool = field(default=False, metadata=LATER)
+    split_kv: bool = field(default=False, metadata=LATER)
+    splits: int = launch_knob(1, **LATER)
 
     def __post_init__(self) -> None:
         check_splits(self)
