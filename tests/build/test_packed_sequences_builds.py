@@ -15,7 +15,7 @@ from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
-from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.candidate import Candidate, Family
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     AttentionBackwardSm90Knobs,
@@ -23,7 +23,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     DqShareSm90,
 )
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
-from attention_autotuner.kernels.registry import kernel_of
+from attention_autotuner.kernels.registry import kernel_of, kernels_for
 from attention_autotuner.operations.params import workspace_bytes
 from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.serving.loader import LoadedKernel
@@ -130,7 +130,7 @@ def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: 
     ("policy", "family", "arch"), [(A100, "sm80", "80"), (H100, "sm90", "90a")]
 )
 def test_defaults_build_with_params_in_registers_and_say_their_workspace(
-    kernel_store: Store, policy: type[Policy], family: str, arch: str
+    kernel_store: Store, policy: type[Policy], family: Family, arch: str
 ) -> None:
     base = replace(BASE, dim_qk=128, dim_v=128)
     backward = replace(base, direction="backward")
@@ -139,8 +139,12 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
         backward,
         *([replace(backward, deterministic=True)] if policy is A100 else []),
     ]
-    made = [policy().default(problem) for problem in problems]
-    assert {candidate.family for candidate in made} == {family}
+    made = [
+        Candidate.of(problem, knobs)
+        for problem in problems
+        for kernel in kernels_for(problem, (family,))
+        if (knobs := kernel.default(problem, policy().spec))
+    ]
     results = build(
         [render(candidate) for candidate in made],
         BuildTarget(arch=arch, ptx=False),

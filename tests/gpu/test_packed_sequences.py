@@ -62,9 +62,11 @@ class Packed:
     def candidate(self, present: Policy) -> Candidate:
         """The kernel; that of the policy where it has no such family."""
         families = (self.family,) if self.family in present.families else present.families
-        made = registry.default(self.problem, families, present.spec)
-        assert made is not None, self
-        return made
+        defaults = (
+            kernel.default(self.problem, present.spec)
+            for kernel in registry.kernels_for(self.problem, families)
+        )
+        return Candidate.of(self.problem, next(filter(None, defaults)))
 
     def __str__(self) -> str:
         return f"{self.family} {self.problem.describe()}"
