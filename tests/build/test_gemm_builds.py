@@ -11,9 +11,11 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.gemm_sm90.knobs import GemmSm90Knobs
+from attention_autotuner.kernels.gemm_sm90.resources import workspace_bytes
 from attention_autotuner.kernels.gemm_sm90.rules import GEMM_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.operations.gemm.problem import of_sizes
+from attention_autotuner.operations.params import params_of
 from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
 from tests.cpp_programs import ask, run
 from tests.emulation.build import build
@@ -76,6 +78,9 @@ def test_it_computes_on_the_emulated_machine(
     assert check(kernel, [small], [("random", 1)]).ok
     split = kernel.with_launch_knobs({"splits": 2, "row_blocks": 1})
     assert check(split, [small], [("lazy", 2)]).ok
+    for loaded, splits in ((kernel, 1), (split, 2)):
+        selected = Candidate.of(small, replace(full, splits=splits))
+        assert loaded.workspace_bytes(params_of(small)) == workspace_bytes(small, selected)
     program = cpp_programs / "benchmarks" / "bench_gemm"
     sizes = ("--m", str(rows), "--n", "136", "--k", "136", "--splits", "2", "--rounds", "1")
     assert "TFLOP/s" in run(program, "--library", kernel.path, *sizes)

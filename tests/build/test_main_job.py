@@ -14,6 +14,7 @@ from attention_autotuner.cli.main_job import MIN_BUILT, SMALL_ARCHITECTURES
 from attention_autotuner.codegen.entries import read_artifact
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.tuning import ranking
 from attention_autotuner.tuning.spills import check_spills
 
 pytestmark = [pytest.mark.build, pytest.mark.tune]
@@ -69,7 +70,11 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
             wanted = MIN_BUILT[result["direction"]]
             assert len(usable) >= wanted
             assert result["status"] == "predicted"
-            assert result["pick"] == usable[0]["name"]
+            # The model's first, or the default where that promises too little beside it.
+            times = {row["name"]: row["estimate_us"] for row in usable}
+            first, default = usable[0]["name"], result["default"]
+            promised = times[default] > (1 + ranking.DOUBT) * times[first]
+            assert result["pick"] == first if promised else result["pick"] in (first, default)
             estimates = [row["estimate_us"] for row in usable]
             assert estimates == sorted(estimates)
             for row in usable[:wanted]:

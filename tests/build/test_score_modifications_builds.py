@@ -30,7 +30,13 @@ KNOBS: dict[str, ForwardKnobs | BackwardKnobs] = {
 }
 WARP, MODS = "scores_forward_sm80/warp.cuh", "score/modifications.cuh"
 MISTAKES = {
-    "far_keys_seen": ("ahead", "window", WARP, "least = first_visible(row0 + row_in_block(i, half)) - first;", ""),
+    "far_keys_seen": (
+        "ahead",
+        "window",
+        WARP,
+        "least = first_visible(query_of(tile, row_in_block(i, half))) - first;",
+        "",
+    ),
     "not_capped": ("one_pass", "softcap", MODS, "return fmaf(-share, share, 1.0f);", "return 1.0f;"),
 }  # fmt: skip
 

@@ -284,7 +284,7 @@ def test_every_kernel_is_compared() -> None:
     assert {
         selected.kernel
         for selected in (*ON_HOST, *GRADIENTS_SM90, *(selected for selected, _ in BUILT.values()))
-    } == set(KERNELS)
+    } == set(KERNELS) - {"gemm_sm90"}  # whose params are others, see test_gemm_builds
 
 
 @pytest.mark.parametrize("name", BUILT)

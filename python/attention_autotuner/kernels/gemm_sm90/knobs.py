@@ -58,7 +58,7 @@ class GemmSm90Knobs(Sm90Knobs):
 
     @property
     def operands(self) -> Operands:
-        """As in :class:`~...core.problem.Problem`."""
+        """As in :class:`~attention_autotuner.core.problem.Problem`."""
         return OPERANDS[2 * self.transposed_a + self.transposed_b]
 
     @property
