@@ -142,7 +142,10 @@ def test_layouts_compilation_and_no_keys() -> None:
     turned = [x.transpose(1, 2) for x in (q, k, v)]
     assert torch.equal(flash_attn_func(*turned, layout="bshd", **options).transpose(1, 2), expected)
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(q, k, v, **options), expected)
+    for left in (4, 3, 2):  # from the second on the window is a variable of the compiled code
+        options = {**options, "window_size": (left, 1)}
+        expected = flash_attn_func(q, k, v, **options)
+        assert torch.equal(compiled(q, k, v, **options), expected)
     o, lse = flash_attn_func(q, k[:, :, :0], v[:, :, :0], sinks=SLOPES, return_lse=True)
     assert not o.any()
     assert torch.equal(lse, SLOPES[:, None].expand(2, HEADS, 7))

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from ...core.problem import CAUSAL_ALIGNMENTS, MAX_EXTENT, Problem
+from ...errors import UnsupportedProblemError
 from ..shared import checks
 from ..shared.options import as_float
 
@@ -65,9 +66,13 @@ def check_window(window: object) -> tuple[int, int]:
         and all(isinstance(x, int) and not isinstance(x, bool) for x in window)
         and all(-1 <= x <= MAX_EXTENT for x in window)
     )
-    checks.fail_unless(
-        fine, f"window_size must be two integers from -1 to 2**30, got {checks.shown(window)}"
-    )
+    if (
+        not fine
+    ):  # the text only then: torch.compile traces no repr of a window that it takes for a variable
+        shown = checks.shown(window)
+        raise UnsupportedProblemError(
+            f"window_size must be two integers from -1 to 2**30, got {shown}"
+        )
     left, right = cast("tuple[int, int]", window)
     return left, right
 
