@@ -127,6 +127,17 @@ def kernel_log() -> Iterator[str]:
     slower = 1 / result("attention_backward")["summary"]["deterministic"]["geometric_mean"]
     yield f"which take {slower:.2f} times as long as the pick on the grid"
     yield f"geometric mean {shown('retnet', 'compiled', 'forward')[0]}. Over the default"
+    times = {name: x["median_us"] for name, x in log["retnet_backward_decay"]["us"].items()}
+    pairs = [
+        [
+            min(us for name, us in times.items() if f"_{family}_fp16_d{dim}x" in name)
+            for family in ("sm90", "sm80")
+        ]
+        for dim in (256, 128, 64)
+    ]
+    yield " | ".join(f"{native:.0f}, {other:.0f}" for native, other in pairs)
+    first, *others = (f"{other / native:.2f}" for native, other in pairs)
+    yield f"{first}, {others[0]} and {others[1]} times as fast"
     by_mma = log["retnet"]["forward_by_mma_sync"]["geometric_mean"]
     yield f"geometric mean {by_mma:.2f}. Backward, tuned"
     yield f"geometric mean {log['retnet']['backward_by_mma_sync']['geometric_mean']:.2f} (both in"

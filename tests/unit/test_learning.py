@@ -64,6 +64,9 @@ def test_the_analytic_model_keeps_its_bars_on_all_that_was_measured(measured: li
     assert card.regret[10] <= 1.007
     assert card.behind == 0
     assert card.correlation > 0.7
+    losses = " | ".join(f"{card.regret[n] - 1:.2%}" for n in (1, 5))
+    page = (RESULTS.parents[2] / "docs" / "cli.md").read_text("utf-8")
+    assert f"| {card.problems} | {losses} | " in " ".join(page.split())
 
 
 def test_what_is_learned_does_better_on_problems_left_out(

@@ -16,13 +16,18 @@ LATER = {"later": True}
 """Metadata of a field that identities from before it know nothing of: it takes part where it is not its default."""
 
 
+def is_later(field: dataclasses.Field[Any]) -> bool:
+    """True for a field that is marked :data:`LATER`, whatever else its metadata say."""
+    return bool(LATER.items() <= field.metadata.items())
+
+
 def values_of(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass instance by name, but for those marked :data:`LATER` that hold their default."""
     values = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))
     return {
         field.name: value
         for field, value in values
-        if not field.metadata.get("later") or value != field.default
+        if not is_later(field) or value != field.default
     }
 
 

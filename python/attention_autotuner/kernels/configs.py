@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
-from ..core.identity import digest16
+from ..core.identity import digest16, is_later
 from ..core.problem import operations
 from .registry import KERNELS
 
@@ -37,7 +37,7 @@ def schema_of(kind: type[KernelKnobs]) -> str:
 def _vocabulary(kind: type[Any]) -> Iterator[object]:
     hints = _hints(kind)
     for field in fields(kind):
-        if field.metadata.get("later"):
+        if is_later(field):
             continue
         yield [field.name, list(_words(hints[field.name]))]
 
@@ -61,11 +61,7 @@ def candidate_from_config(config: Mapping[str, Any]) -> Candidate:
         ValueError: the knobs contradict each other.
     """
     config = with_kernel(config)
-    names = {
-        "kernel",
-        "family",
-        *(f.name for f in fields(Candidate) if not f.metadata.get("later")),
-    }
+    names = {"kernel", "family", *(f.name for f in fields(Candidate) if not is_later(f))}
     missing = names - config.keys()
     if missing:
         raise TypeError(f"a candidate's config lacks {', '.join(sorted(missing))}")

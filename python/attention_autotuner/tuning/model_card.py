@@ -22,9 +22,7 @@ from .shortlist import Ranked, shortlist
 
 PICKS = (1, 3, 5, 8, 10)
 FEW = 5  # measured candidates of a problem: of fewer, first picks say nothing
-BEHIND = (
-    0.01  # of the default: a first choice that loses more is one that should not have been made
-)
+BEHIND = 0.01  # of the default: a first choice that loses more should not have been made
 
 
 # --- measured searches ------------------------------------------------------------------------------

@@ -66,9 +66,8 @@ def check_window(window: object) -> tuple[int, int]:
         and all(isinstance(x, int) and not isinstance(x, bool) for x in window)
         and all(-1 <= x <= MAX_EXTENT for x in window)
     )
-    if (
-        not fine
-    ):  # the text only then: torch.compile traces no repr of a window that it takes for a variable
+    if not fine:
+        # The text only here: torch.compile traces no repr of a window that it takes for a variable.
         shown = checks.shown(window)
         raise UnsupportedProblemError(
             f"window_size must be two integers from -1 to 2**30, got {shown}"

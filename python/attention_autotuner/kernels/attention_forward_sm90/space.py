@@ -120,7 +120,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     few = problem.seqlen_q < LEAST_QUERIES or rows_of_group(problem) <= LEAST_QUERIES
     idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
-    if (few and not problem.packed) or (idle and queries_are_few(problem, LEAST_QUERIES)):
+    if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
         return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
