@@ -28,6 +28,8 @@ from tests.fake_pipeline import FakePipeline
 from tests.fake_ranks import KILLED, killed, run_ranks
 from tests.tunable_functions import bench, double, summed
 
+pytestmark = pytest.mark.dist
+
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM).name
