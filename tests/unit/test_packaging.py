@@ -145,11 +145,11 @@ def test_no_packaging_file_names_a_kernel(repository: Path) -> None:
 
 def said_from(folder: Path, place: Path) -> Any:
     """The answer of the program with the package of a folder, and of site-packages its dependencies alone."""
-    found = f"{place}{os.pathsep}{sysconfig.get_path('purelib')}"
+    places = f"{place}{os.pathsep}{sysconfig.get_path('purelib')}"
     done = subprocess.run(
         [sys.executable, "-S", "-c", PROGRAM],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": found},
+        env={**os.environ, "PYTHONPATH": places},
         capture_output=True,
         text=True,
         check=False,
