@@ -296,7 +296,8 @@ class _SharedPipeline:
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], **options: Any
     ) -> tuple[list[Timing], bool]:
         """Race whole steps on this rank."""
-        return self._inner.measure_steps(problem, steps, **options)
+        with self.measuring():
+            return self._inner.measure_steps(problem, steps, **options)
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
         """The worst that any rank found: a failure, nothing, or the least ratio."""
