@@ -122,7 +122,7 @@ def _switch(meaning: str, *, default: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings in force; :data:`TABLE` says what each field means.
+    """The settings in force; the table of the variables says what each field means.
 
     Raises:
         SettingsError: a field is outside what the table allows.
