@@ -164,12 +164,8 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
         problems, probe("bucket", [json.dumps(values_of(p)) for p in problems]), strict=True
     ):
         bucketed = problem.bucketed()
-        numbers = [
-            bucketed.seqlen_q,
-            bucketed.seqlen_k,
-            problem.padded_dim_qk,
-            problem.padded_dim_v,
-        ]
+        numbers = [bucketed.seqlen_q, bucketed.seqlen_k]
+        numbers += [problem.padded_dim_qk, problem.padded_dim_v]
         document = answer.split(" ", 7)
         assert [int(text) for text in document[:5]] == [*numbers, problem.causal_offset]
         assert float(document[5]) == pytest.approx(problem.flops, rel=1e-12)
@@ -233,14 +229,7 @@ def test_params_are_those_of_python(probe: Probe) -> None:
         (answer,) = probe("params", [json.dumps(values_of(problem))])
         expected: Any = params_of(problem)
         *numbers, scale = answer.split()
-        names = (
-            "struct_size",
-            "abi_version",
-            "seqlen_q",
-            "causal",
-            "causal_offset",
-            "causal_from_end",
-        )
+        names = ["struct_size", "abi_version", "seqlen_q", "causal", "causal_offset", "causal_from_end"]  # fmt: skip
         assert [int(text) for text in numbers] == [getattr(expected, name) for name in names]
         assert np.float32(scale) == expected.softmax_scale
     (refused,) = probe("params", ['{"direction": "backward"}'])
@@ -288,14 +277,11 @@ def test_picks_are_those_of_python(pick: Path, tmp_path: Path) -> None:
     recorded = [random_problem(source, **kind, **narrow) for kind in kinds * 16]
     served = [(H100() if p.op == "gemm" else policy).default(p) for p in recorded]
     candidates = list(dict.fromkeys(served))
-    write_index(
-        tmp_path,
-        candidates,
-        [
-            pick_of(problem, candidates.index(candidate), source.choice(LAYERS))
-            for problem, candidate in zip(recorded, served, strict=True)
-        ],
-    )
+    picks = [
+        pick_of(problem, candidates.index(candidate), source.choice(LAYERS))
+        for problem, candidate in zip(recorded, served, strict=True)
+    ]
+    write_index(tmp_path, candidates, picks)
     bundle = open_bundle(tmp_path)
     layers = set()
     asked = [random_problem(source, **kind, **narrow) for kind in kinds * 60]
