@@ -77,8 +77,7 @@ __device__ __forceinline__ void find_lse_delta(ArgumentsOf<Config> const& argume
 
 // Every CTA takes 64 rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
 template <typename Config>
-__global__ void __launch_bounds__(kRowThreads)
-    backward_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+__device__ __forceinline__ void preprocess_rows(ArgumentsOf<Config> const& arguments, int64_t clear_words) {
   int const blocks = divide_up(arguments.lse_delta_rows, kPreprocessRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   if constexpr (kIsPacked<Config>) {
@@ -98,6 +97,11 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t word = int64_t(blockIdx.x) * kRowThreads + threadIdx.x; word < clear_words; word += threads) {
     reinterpret_cast<float4*>(arguments.dq_sum)[word] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
+}
+template <typename Config>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+  preprocess_rows<Config>(arguments, clear_words);
 }
 
 }  // namespace attention_autotuner
