@@ -171,7 +171,7 @@ template <typename Config>
 __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
   launch_dependent_grids();
-  preprocess_rows<Config>(arguments, clear_words);
+  preprocess_rows<Config, true>(arguments, clear_words);
 }
 
 // dQ in 16 bits from the sums; one CTA a tile of queries.
