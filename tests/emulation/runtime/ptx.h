@@ -168,6 +168,7 @@ inline void mbarrier_expect_tx_relaxed_cta_shared_cta_b64(uint32_t barrier, uint
   expect_bytes(barrier, int(bytes));
 }
 inline void mbarrier_arrive_expect_tx_shared_cta_b64(uint32_t barrier, uint32_t bytes) {
+  current->acquired = {};
   expect_bytes(barrier, int(bytes));
   arrive(barrier);
 }
@@ -241,7 +242,7 @@ inline void red_global_add_v4_f32(uint64_t address, float a, float b, float c, f
   float* const target = reinterpret_cast<float*>(address);
   target[0] += a, target[1] += b, target[2] += c, target[3] += d;
 }
-// A loop over reads of one place waits, once it has read the same twice, for a release anywhere.
+// A loop over reads of one place waits, once it has read the same twice with no load between, for a release anywhere.
 inline void ld_acquire_gpu_global_b32(uint32_t& to, uint64_t address) {
   auto const word = [address] { return *reinterpret_cast<uint32_t const*>(address); };
   maybe_yield();
@@ -257,6 +258,17 @@ inline void st_release_gpu_global_b32(uint64_t address, uint32_t word) {
   *reinterpret_cast<uint32_t*>(address) = word;
   releases.wake();
 }
+inline void red_release_gpu_global_add_s32(uint64_t address, uint32_t more) {
+  maybe_yield();
+  *reinterpret_cast<uint32_t*>(address) += more;
+  releases.wake();
+}
+inline void atom_acq_rel_gpu_global_add_s32(uint32_t& to, uint64_t address, uint32_t more) {
+  maybe_yield();
+  to = *reinterpret_cast<uint32_t const*>(address);
+  *reinterpret_cast<uint32_t*>(address) += more;
+}
+inline void fence_proxy_async_global() {}
 inline void fence_acq_rel_gpu() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}

@@ -15,6 +15,7 @@ Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved"]
 DqBy = Literal["keys", "own"]
 DqAdd = Literal["reduce", "bulk", "ordered"]
+DqEnd = Literal["kernel", "last_adder", "recycled"]
 
 PASSES: dict[Decomposition, tuple[str, ...]] = {
     "fused": ("keys",),
@@ -71,16 +72,21 @@ class DqShareSm90:
         dq_add: how it is added. ``reduce``: from registers; ``bulk``: through shared memory, by bulk copies that
             nothing waits for; ``ordered``: from registers, CTAs in the order of their keys, so that equal inputs give
             equal bits.
+        dq_end: who turns the sums into dQ. ``kernel``: a kernel after the pass; ``last_adder``: the CTA whose share of
+            a tile is the last, by a warp that has nothing else to do; ``recycled``: alike, and it clears the sums for a
+            later head, so that no more sums are there than those of the heads in flight, which stay in L2.
     """
 
     dq_by: DqBy
     ds_stages: int = 2
     dq_add: DqAdd = "bulk"
+    dq_end: DqEnd = field(default="kernel", metadata=LATER)
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        return f"{self.dq_by}{self.ds_stages}{self.dq_add}"
+        end = "" if self.dq_end == "kernel" else f"_{self.dq_end}"
+        return f"{self.dq_by}{self.ds_stages}{self.dq_add}{end}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,8 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         cta_order: of every pass. ``raster``: a head's blocks in turn; ``longest_first``: sections of heads that fit in
             L2 together, and of a section all heads for one block before the next, the longest causal ones first.
         persistent: True where CTAs stay and take every n-th block, whose loads begin while the one before is written.
+        early_launches: True where each kernel of a call begins before the one ahead has ended (programmatic dependent
+            launch), with what it needs nothing of that one for.
     """
 
     kernel: ClassVar[str] = "attention_backward_sm90"
@@ -119,6 +127,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     dq_share: DqShareSm90 | None = None
     cta_order: CtaOrder = "raster"
     persistent: bool = False
+    early_launches: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         names = tuple(self.passes)
@@ -153,6 +162,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
                 *share,
                 ORDER_LABELS[self.cta_order],
                 *["persistent"] * self.persistent,
+                *["early"] * self.early_launches,
             ]
         )
 

@@ -67,7 +67,19 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
-  static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
+  static constexpr bool kConvertsDq = kFused && !Keys::kEndsDq;  // by a kernel of its own
+  static inline std::atomic<int> multiprocessors[kMaxDevices];   // set by prepare(); 0 before
+  // Whether kernels begin before the one ahead has ended: graphs of older drivers cannot hold such launches.
+  static inline std::atomic<bool> starts_early;
+  static constexpr int kCudaWithEarlyStarts = 12030;
+
+  static constexpr auto preprocess_kernel() {
+    if constexpr (Config::kEarlyLaunches) {
+      return softmax_backward::attention_backward_sm90_preprocess<Config>;
+    } else {
+      return backward_preprocess<Config>;
+    }
+  }
 
   static int32_t prepare(int32_t device) {
     if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
@@ -94,15 +106,21 @@ struct AttentionBackwardSm90Entry {
                     prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
                 if (of_sinks != ATTENTION_AUTOTUNER_OK) return of_sinks;
               }
-              return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident);
+              return prepare_kernel(preprocess_kernel(), kRowThreads, 0, device, &resident);
             })
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] {
-              if constexpr (kFused) {
+              if constexpr (kConvertsDq) {
                 auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
                 return prepare_kernel(kernel, kRowThreads, 0, device, &resident);
               }
               return int32_t(ATTENTION_AUTOTUNER_OK);
+            })
+            .then([&] {
+              int driver = 0;
+              int32_t const asked = Config::kEarlyLaunches ? cuda_status(cudaDriverGetVersion(&driver)) : 0;
+              starts_early.store(driver >= kCudaWithEarlyStarts);
+              return asked;
             })
             .status();
     if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
@@ -111,12 +129,14 @@ struct AttentionBackwardSm90Entry {
 
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
-    int64_t lse_delta_rows, dq_tiles = 0;
+    int64_t lse_delta_rows, dq_tiles = 0, dq_slots = 0;  // heads that have sums at a time
     int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
       int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
+      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Keys::kBlockRows)) * p.heads_kv * p.batch;
+      splits = kPacked ? 1 : count_head_splits(ctas, p.heads_q / p.heads_kv, Config::kEnoughCtas);
       lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
       if constexpr (kPacked) {
         lse_delta_rows = int64_t(count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare)) * kLseDeltaPadding;
@@ -126,13 +146,12 @@ struct AttentionBackwardSm90Entry {
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
         if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, Keys::kBlockColumns);
-        semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
-        int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : 0;
-        bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
+        dq_slots = Keys::kRecyclesDq ? recycled_slots(p, splits) : heads;
+        semaphores = dq_sum + dq_slots * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
+        int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : Keys::kEndsDq ? heads * dq_tiles : 0;
+        bytes = semaphores + ((count + (Keys::kRecyclesDq ? heads : 0)) * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
-      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Keys::kBlockRows)) * p.heads_kv * p.batch;
-      splits = kPacked ? 1 : count_head_splits(ctas, p.heads_q / p.heads_kv, Config::kEnoughCtas);
       if (splits > 1) {
         int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
         dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
@@ -212,9 +231,33 @@ struct AttentionBackwardSm90Entry {
     while (all % section != 0) --section;
     return section * sharing;
   }
+  // Heads of queries that have sums of dQ at a time, where those are recycled: of one section, so that a CTA waits for
+  // CTAs before it alone, and of twice the CTAs that run at a time, so that it hardly ever waits.
+  static int64_t recycled_slots(Params const& p, int splits) {
+    int const per_cta = p.heads_q / p.heads_kv / splits;
+    int const section = section_heads<Keys>(p, p.heads_kv * splits * p.batch, splits);
+    int const ahead = divide_up(2 * Config::kEnoughCtas, divide_up(p.seqlen_k, Keys::kBlockRows));
+    return minimum(int64_t(p.batch) * p.heads_q, int64_t(section + ahead) * per_cta);
+  }
+  // Starts a kernel, where launches overlap before the one ahead has ended.
+  template <typename... Parameters, typename... Arguments>
+  static int32_t start(void (*kernel)(Parameters...), int ctas, int threads, int smem_bytes, cudaStream_t stream,
+                       Arguments const&... arguments) {
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(ctas);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
+  }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
-                             cudaStream_t stream, int most_ctas) {
+                             [[maybe_unused]] int64_t dq_slots, cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments<Params> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -226,7 +269,8 @@ struct AttentionBackwardSm90Entry {
     int64_t const tiles = int64_t(blocks) * heads * batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
-    softmax_backward::SectionListOf<kPacked> list;
+    softmax_backward::SectionListOf<kPacked, T::kRecyclesDq> list;
+    if constexpr (T::kRecyclesDq) list.dq_slots = Divider::by(int(dq_slots));
     static_cast<softmax_backward::SectionList&>(list) = {
         kPacked ? heads : int(tiles),         T::kByQueries && p.causal,
         Divider::by(section * blocks),        Divider::by(section),
@@ -238,8 +282,8 @@ struct AttentionBackwardSm90Entry {
       if (error != cudaSuccess) return cuda_status(error);
     }
     int const ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
-    softmax_backward::attention_backward_sm90<Config, T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
-    return cuda_status(cudaGetLastError());
+    return start(softmax_backward::attention_backward_sm90<Config, T>, ctas, T::kThreads, T::kSmemBytes, stream,
+                 arguments, list);
   }
 
   // What the kernels of a launch have in common.
@@ -275,8 +319,8 @@ struct AttentionBackwardSm90Entry {
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
     int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    backward_preprocess<Config>
-        <<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
+    constexpr auto preprocess = preprocess_kernel();
+    preprocess<<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
     return Steps()
         .then([&] {
           if constexpr (Mods::kSinks) {
@@ -288,7 +332,7 @@ struct AttentionBackwardSm90Entry {
         })
         .then([&] {
           return Passes::for_each([&](auto traits) {
-            return launch_pass<decltype(traits)>(common, semaphores, listed, stream, most_ctas);
+            return launch_pass<decltype(traits)>(common, semaphores, listed, places.dq_slots, stream, most_ctas);
           });
         })
         .then([&] {
@@ -297,11 +341,11 @@ struct AttentionBackwardSm90Entry {
           return cuda_status(cudaGetLastError());
         })
         .then([&] {
-          if constexpr (kFused) {
-            softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>
-                <<<int(heads * places.dq_tiles), kRowThreads, 0, stream>>>(common);
+          if constexpr (kConvertsDq) {
+            return start(softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                         int(heads * places.dq_tiles), kRowThreads, 0, stream, common);
           }
-          return cuda_status(cudaGetLastError());
+          return int32_t(ATTENTION_AUTOTUNER_OK);
         })
         .status();
   }

@@ -12,6 +12,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/sequence_list.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
@@ -43,8 +44,13 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
 struct PackedSectionList : SectionList {
   BlockList listed;
 };
-template <bool kPacked>
-using SectionListOf = std::conditional_t<kPacked, PackedSectionList, SectionList>;
+// Of sums of dQ that are recycled: how many heads have some at a time.
+struct RecycledSectionList : SectionList {
+  Divider dq_slots;
+};
+template <bool kPacked, bool kRecycled = false>
+using SectionListOf =
+    std::conditional_t<kPacked, PackedSectionList, std::conditional_t<kRecycled, RecycledSectionList, SectionList>>;
 template <bool kPacked>
 __device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {
   if constexpr (kPacked) return list.tiles * *list.listed.count;
@@ -71,6 +77,13 @@ struct SequenceOfTile<true> {
   BackwardArguments<SequenceParams> shown;
 };
 
+template <bool kRecycled>
+struct DqSlots {};
+template <>
+struct DqSlots<true> {
+  Divider dq_slots;
+};
+
 // The mask of retnet, and nothing of attention.
 template <typename Params>
 struct MaskTensor {};
@@ -83,7 +96,9 @@ template <typename Params>
 struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>>, MaskTensor<Params> {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
-  int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
+  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; or [batch, heads_q, dq_tiles], shares that have
+  // been added where the last adder ends dQ, and [batch, heads_q], tiles that it has ended, where sums are recycled.
+  int* semaphores;
 };
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
@@ -104,8 +119,8 @@ struct OutputTiles {
 
 // Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
-struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
-  using List = SectionListOf<T::kPacked>;
+struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked>, DqSlots<T::kRecyclesDq> {
+  using List = SectionListOf<T::kPacked, T::kRecyclesDq>;
   BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
@@ -140,6 +155,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
       range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
     }
     end = begin + range.tiles();
+    if constexpr (T::kRecyclesDq) this->dq_slots = list.dq_slots;
   }
   __device__ __forceinline__ static TileCoordinates coordinates(List const& list, int index) {
     if constexpr (T::kPacked) {
@@ -191,6 +207,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
   __device__ __forceinline__ uint32_t dq_stage(int part) const {
     return smem + T::kDqOffset + (4 * part + softmax_forward::warp_in_warpgroup()) * T::kDqWarpBytes;
   }
+  __device__ __forceinline__ uint32_t end_stage(int stage) const { return smem + T::kEndOffset + stage * T::kEndBytes; }
   __device__ __forceinline__ uint32_t base_of(int stage) const {
     return smem + T::kBaseOffset + stage * T::kValueBytes;
   }
@@ -204,9 +221,13 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
       barrier_init(full(i, 0), 1);
       barrier_init(empty(i, 0), kConsumers + (i == T::kXBarrier ? kDqWarps : 0));
     }
-    for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
+    for (int i = T::kDsBarrier; i < T::kAddedBarrier; ++i) {
       barrier_init(full(i, 0), kConsumers);
       barrier_init(empty(i, 0), T::kOwnDq ? kDqWarps : kConsumers);
+    }
+    for (int i = T::kAddedBarrier; i < T::kBarriers; ++i) {
+      barrier_init(full(i, 0), i >= T::kEndBarrier ? 1 : T::kOwnDq ? kDqWarps : kConsumers);
+      barrier_init(empty(i, 0), kWarpArrivals);
     }
     if constexpr (T::kPacked) {
       for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);
@@ -250,6 +271,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
     int const staying = T::kByQueries ? sequence.first_query : sequence.first_key;
     int const streamed = T::kByQueries ? sequence.first_key : sequence.first_query;
     if (steps() == 0) return;
+    wait_for_preprocess();
     int phase = 0;
     if constexpr (kFirst || T::kHasDs) {
       uint32_t const tile = kFirst ? x0_tile() : x1_tile();
@@ -283,6 +305,20 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
     }
   }
 
+  // Where launches overlap. Later passes begin after the first one has waited, and so need not.
+  __device__ __forceinline__ static void wait_for_preprocess() {
+    if constexpr (T::kEarly && T::kFirstPass) wait_on_dependent_grids();
+  }
+  // Until the sums of the head that had the place before are cleared.
+  __device__ __forceinline__ void wait_for_slot(Cursor const& now) const {
+    auto const& p = arguments.common.params;
+    int const head = batch * p.heads_q + now.head, before = head - this->dq_slots.divisor;
+    if (before < 0) return;
+    int64_t const counters = int64_t(p.batch) * p.heads_q * arguments.common.dq_tiles;
+    semaphore_wait(arguments.semaphores + counters + before, arguments.common.dq_tiles);
+    fence_proxy_async_global();
+  }
+
   // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, a third the
   // mask, so that a full ring of one does not stall others.
   __device__ __forceinline__ void load_first() const {
@@ -290,6 +326,8 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
     acquire_rows(0);
     fill_stage<T::kBlockRows, T::kDepthLoaded>(x0_tile(), arguments.x0, full(T::kXBarrier, 0),
                                                row_block * T::kBlockRows, 0, staying_head(), batch);
+    wait_for_preprocess();
+    if constexpr (T::kEarly) launch_dependent_grids();
     using Ring = BarrierRing<T::kFirstStages>;
     Cursor now = range.begin();
 #pragma unroll 1
@@ -297,6 +335,9 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
       int const stage = Ring::stage(index);
       uint32_t const filled = full(T::kY0Barrier, stage);
       wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
+      if constexpr (T::kRecyclesDq) {
+        if (now.tile == range.first) wait_for_slot(now);
+      }
       arrive_and_expect_tx(filled, T::kY0Bytes + (T::kByQueries ? 0 : 4 * T::kBlockColumns));
       load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(stage), arguments.y0, filled, now.tile * T::kBlockColumns, 0,
                                                    streamed_head(now), batch);
@@ -312,6 +353,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked> {
       fill_stage<T::kBlockRows, T::kColumnsLoaded>(x1_tile(), arguments.x1, full(T::kXBarrier, 1),
                                                    row_block * T::kBlockRows, 0, staying_head(), batch);
     }
+    wait_for_preprocess();
     constexpr bool kShifts = T::kHasDs && !T::kByQueries;
     using Ring = BarrierRing<T::kSecondStages>;
     Cursor now = range.begin();

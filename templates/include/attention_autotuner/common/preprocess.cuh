@@ -75,10 +75,76 @@ __device__ __forceinline__ void find_lse_delta(ArgumentsOf<Config> const& argume
   }
 }
 
-// Every CTA takes 64 rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
+// The product of two rows' eight elements.
+template <typename Element>
+__device__ __forceinline__ float dot_eight(uint4 const& a, uint4 const& b) {
+  uint32_t const left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float2 const l = unpack_pair<Element>(left[i]), r = unpack_pair<Element>(right[i]);
+    sum = fmaf(l.x, r.x, fmaf(l.y, r.y, sum));
+  }
+  return sum;
+}
+// The same as find_lse_delta, with the loads of up to 64 rows in flight at a time; of tensors aligned to 16 bytes.
 template <typename Config>
-__global__ void __launch_bounds__(kRowThreads)
-    backward_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+__device__ __forceinline__ void find_lse_delta_at_once(ArgumentsOf<Config> const& arguments, int index, int block) {
+  using Element = typename Config::Element;
+  using Rows = LseDelta<Config::kScoreMod>;
+  static_assert(Config::kCopyBytes == 16);
+  auto const& p = arguments.params;
+  int const head = index % p.heads_q, batch = index / p.heads_q;
+  int const lane = threadIdx.x % kLanesPerRow;
+  constexpr int kRowsPerPass = kRowThreads / kLanesPerRow, kPasses = kPreprocessRows / kRowsPerPass;
+  constexpr int kWords = divide_up(Config::kPaddedDimV, kLanesPerRow * kChunk);  // of a row, for each lane
+  constexpr int kAtOnce = kWords >= 8 ? 1 : kWords >= 3 ? 2 : kPasses;
+  int const first_row = block * kPreprocessRows + threadIdx.x / kLanesPerRow;
+  bool const wants_delta = Rows::want_delta(p);
+#pragma unroll
+  for (int pass = 0; pass < kPasses; pass += kAtOnce) {
+    uint4 left[kAtOnce][kWords], right[kAtOnce][kWords];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const row = first_row + (pass + i) * kRowsPerPass;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        int const column = (word * kLanesPerRow + lane) * kChunk;
+        left[i][word] = right[i][word] = make_uint4(0, 0, 0, 0);
+        if (row < p.seqlen_q && column < p.dim_v && wants_delta) {
+          Element const* const o = head_data<Element>(p.o, batch, head) + row * p.o.stride_row;
+          Element const* const dout = head_data<Element>(p.dout, batch, head) + row * p.dout.stride_row;
+          left[i][word] = *reinterpret_cast<uint4 const*>(o + column);
+          right[i][word] = *reinterpret_cast<uint4 const*>(dout + column);
+        }
+      }
+    }
+    float2 values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const row = first_row + (pass + i) * kRowsPerPass;
+      float delta = 0.0f;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) delta += dot_eight<Element>(left[i][word], right[i][word]);
+#pragma unroll
+      for (int other = kLanesPerRow / 2; other > 0; other /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, other);
+      values[i] = make_float2(Rows::neutral_base(), 0.0f);
+      if (lane == 0 && row < p.seqlen_q) values[i] = Rows::find(p, int64_t(index) * p.seqlen_q + row, delta);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const row = first_row + (pass + i) * kRowsPerPass;
+      if (lane != 0 || row >= arguments.lse_delta_rows) continue;
+      int64_t const place = arguments.lse_delta_offset(batch, head) + row;
+      arguments.base[place] = values[i].x;
+      arguments.shift[place] = values[i].y;
+    }
+  }
+}
+
+// Every CTA takes 64 rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
+template <typename Config, bool kAtOnce = false>
+__device__ __forceinline__ void preprocess_rows(ArgumentsOf<Config> const& arguments, int64_t clear_words) {
   int const blocks = divide_up(arguments.lse_delta_rows, kPreprocessRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   if constexpr (kIsPacked<Config>) {
@@ -91,6 +157,8 @@ __global__ void __launch_bounds__(kRowThreads)
     view.params.lse += shift;
     if (view.params.dlse != nullptr) view.params.dlse += shift;
     find_lse_delta<Config>(view, index, at.block * kBlocks + block % kBlocks);
+  } else if constexpr (kAtOnce) {
+    find_lse_delta_at_once<Config>(arguments, index, block);
   } else {
     find_lse_delta<Config>(arguments, index, block);
   }
@@ -98,6 +166,11 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t word = int64_t(blockIdx.x) * kRowThreads + threadIdx.x; word < clear_words; word += threads) {
     reinterpret_cast<float4*>(arguments.dq_sum)[word] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
+}
+template <typename Config>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+  preprocess_rows<Config>(arguments, clear_words);
 }
 
 }  // namespace attention_autotuner
