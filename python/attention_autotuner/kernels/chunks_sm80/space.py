@@ -163,15 +163,25 @@ class ChunkPasses:
     def super_chunks(self, columns: int, width: int) -> list[int]:
         """Sizes of super-chunks: none, and if that leaves SMs idle, by each size below its length."""
         seqlen = self._problem.seqlen_q
-        if self.ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
+        full = self.ctas(columns, width) >= FULL_CTAS * self._spec.num_sms
+        if full and not self._problem.packed:
             return [0]
         shares = [2 ** round(log2(seqlen / share)) for share in self.space.super_shares]
         sizes = {*self.space.super_chunks, *shares}
         return [0, *sorted(size for size in sizes if MIN_SUPER_CHUNK <= size < seqlen)]
 
     def default_super_chunk(self, columns: int, width: int) -> int:
-        """The largest division that employs most SMs, or the finest there is."""
+        """The largest division that employs most SMs, or the finest there is.
+
+        Of packed sequences, the largest that gives no CTA more tokens than an SM has to take on average.
+        """
         _, *fine = self.super_chunks(columns, width)
+        if self._problem.packed:
+            _, rows, _ = self._problem.extents
+            share = rows * self._problem.heads_q * -(-width // columns) / self._spec.num_sms
+            if self._problem.seqlen_q <= share or not fine:
+                return 0
+            return max((size for size in fine if size <= share), default=fine[0])
         ctas, wanted = self.ctas(columns, width), EMPLOYED * self._spec.num_sms
         if ctas >= wanted or not fine:
             return 0
