@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +12,10 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import settings
+from attention_autotuner.arch import Policy
 from attention_autotuner.codegen import build as build_module
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.verify import verify
 from tests.gpu.timing import milliseconds
@@ -54,7 +56,23 @@ CALLED = [
     for rows in (401, 0)
     for direction in ("forward", "backward")
 ]
-PROBLEMS = [*CHECKED, *CALLED]
+PROBLEMS = CALLED
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The default kernel of family sm80 for a problem, with super-chunks of so many tokens."""
+
+    problem: Problem
+    super_chunk: int
+
+    def candidate(self, present: Policy) -> Candidate:
+        """The kernel."""
+        knobs: Any = KERNELS["chunks_sm80"].default(self.problem, present.spec)
+        return Candidate.of(self.problem, replace(knobs, super_chunk=self.super_chunk))
+
+    def __str__(self) -> str:
+        return f"{self.super_chunk} {self.problem.describe()}"
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +82,9 @@ def _defaults(pool: KernelPool) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("super_chunk", [0, 256])
-@pytest.mark.parametrize("problem", CHECKED, ids=lambda x: x.describe())
-def test_the_default_kernel(
-    pool: KernelPool, problem: Any, super_chunk: int, device: torch.device
-) -> None:
-    knobs: Any = KERNELS["chunks_sm80"].default(problem, pool.present.spec)
-    made = Candidate.of(problem, knobs)
-    made = replace(made, knobs=replace(made.knobs, super_chunk=super_chunk))
-    kernel = pool.kernel(made)
+@pytest.mark.parametrize("cut", [Cut(x, size) for x in CHECKED for size in (0, 256)], ids=str)
+def test_kernels(pool: KernelPool, cut: Cut, device: torch.device) -> None:
+    kernel, problem = pool.kernel(cut.candidate(pool.present)), cut.problem
     for shape in SHAPES:
         # Three ways: plainly, from states to gamma, and with sequences of length 0 and 1.
         outcome = verify(
@@ -172,7 +184,7 @@ def test_no_composition_builds_or_waits(
         runs.append(arguments)
         return compile_units(*arguments, **named)
 
-    for index, lengths in enumerate(([300, 20], [1], [5] * 77)):
+    for index, lengths in enumerate(([300, 20], [1], [5] * 77, LENGTHS)):
         ends, leaves = ends_of(lengths, device), make(sum(lengths), len(lengths), device)
         q, k, v, gamma, state = leaves
         if index > 0:

@@ -12,10 +12,11 @@ import torch
 import attention_autotuner
 from attention_autotuner.api.retention.torch_op import FORWARD_OP, IN_PLACE_OP
 from attention_autotuner.arch import A100, H100, Policy
-from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.errors import UnsupportedArgumentError, UnsupportedProblemError
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.kernels.registry import KERNELS, candidates
+from attention_autotuner.kernels.shared.workspace import cut_of
 from attention_autotuner.tuning.class_pools import small_problem
 from tests.numerics.packed_sequences import RETENTION, ends_of
 
@@ -217,10 +218,10 @@ def test_chunks_of_family_sm80_serve(policy: Policy, direction: Any) -> None:
     ]
     assert {x.kernel for x in offered} == {"chunks_sm80"}
     assert default in offered
-    assert {bool(x.knobs.super_chunk) for x in offered} == {False}  # none is longer than the least
-    longer = replace(problem, seqlen_q=4000, seqlen_k=4000, packed_rows=(9000, 9000))
-    points = KERNELS["chunks_sm80"].points(longer, policy.spec)
-    assert {bool(x.super_chunk) for x in points if not isinstance(x, Rejection)} == {False, True}
+    assert {x.knobs.super_chunk for x in offered} == {0, 1024, 2048, 4096}
+    for batch, longest, rows in ((1, 9, 9), (500, 90, 4000), (18, 2678, 17000)):
+        sizes: Any = {"seqlen_q": longest, "seqlen_k": longest, "packed_rows": (rows, rows)}
+        assert policy.default(replace(problem, batch=batch, **sizes)) == default  # builds nothing
     assert KERNELS["scores_forward_sm80"].lacks(RETENTION) == ("packed",)
 
 
@@ -233,9 +234,10 @@ def test_uneven_lengths_are_divided() -> None:
     even = replace(base, batch=64, seqlen_q=512, seqlen_k=512)
     uneven = replace(base, batch=64, seqlen_q=16384, seqlen_k=16384)
     assert max(rows for rows, _ in uneven.lengths) > 20 * sorted(uneven.lengths)[32][0]
-    cut = [policy.default(problem).knobs.super_chunk for problem in (even, uneven)]
-    assert cut[0] == 0
-    assert 256 <= cut[1] <= 4096
+    assert [cut_of(x, chunk=32, wanted=1024, ctas=1).divided for x in (even, uneven)] == [
+        False,
+        True,
+    ]
     made = Candidate.of(uneven, policy.default(uneven).knobs)
     whole = Candidate.of(uneven, replace(made.knobs, super_chunk=0))
     times = [estimate(uneven, x, policy.spec).us for x in (made, whole)]
