@@ -21,6 +21,19 @@ BASE = Problem(
     dim_v=32,
     packed_rows=(301, 340),
 )
+# Several super-chunks, and lengths from 0 to 230 or so; those of inputs.RetentionForward with `ragged`.
+RETENTION = Problem(
+    op="retention",
+    causal=True,
+    batch=6,
+    heads_q=4,
+    heads_kv=2,
+    seqlen_q=200,
+    seqlen_k=200,
+    dim_qk=32,
+    dim_v=48,
+    packed_rows=(401, 401),
+)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},

@@ -15,7 +15,8 @@ from attention_autotuner import templates
 from attention_autotuner.core import abi
 
 INCLUDES = Path(next(iter(templates.__path__))) / "include"
-HEADERS = [INCLUDES / "attention_autotuner" / name for name in ("abi.h", "abi_gemm.h")]
+NAMES = ("abi.h", "abi_gemm.h", "abi_retention_packed.h")
+HEADERS = [INCLUDES / "attention_autotuner" / name for name in NAMES]
 
 C_TYPES = {
     "uint32_t": ctypes.c_uint32,
@@ -101,8 +102,9 @@ def test_offsets_and_sizes_match_what_a_c_compiler_lays_out(tmp_path: Path) -> N
     body = "\n".join(lines)
     source = tmp_path / "layout.c"
     source.write_text(
-        f'#include <stdio.h>\n#include "{HEADERS[-1]}"\n'
-        f'int main(void) {{ printf("{{"); {body} printf("\\"end\\": 0}}"); return 0; }}\n'
+        "#include <stdio.h>\n"
+        + "".join(f'#include "{header}"\n' for header in HEADERS)
+        + f'int main(void) {{ printf("{{"); {body} printf("\\"end\\": 0}}"); return 0; }}\n'
     )
     binary = tmp_path / "layout"
     subprocess.run(

@@ -148,7 +148,6 @@ RETENTION: list[Row] = [
     ("in place", retention(inplace_state="yes"), "inplace_state must be True or False", "'yes'"),
     ("retention layout", retention(layout="tbhd"), "layout must be one of", "'tbhd'"),
     ("retention head_first", retention(head_first=True), "it must be False", "True"),
-    ("retention cu_seqlens", retention(cu_seqlens=t(3)), "no cu_seqlens", "Tensor [3]"),
     ("retention misspelt", retention(initial_sate=STATE), "did you mean initial_state?", "Tensor"),
     ("scale 0", retention(scale=0.0), "scale must be positive and finite", "0.0"),
     ("scale -1", retention(scale=-1), "scale must be positive and finite", "-1.0"),

@@ -55,17 +55,27 @@ def test_states_of_retention(function: Callable[..., Any], dtype: torch.dtype) -
     close(torch.cat([first, second], dim=1), exact)
 
 
+@pytest.mark.parametrize("form", ["chunk", "fused_chunk", "fused_recurrent", "parallel"])
+def test_packed_sequences(form: str) -> None:
+    function: Callable[..., Any] = getattr(fla, f"{form}_retention")
+    three = make((1, 14, 4, 16), (1, 14, 4, 16), (1, 14, 4, 24))
+    (before,) = make((3, 4, 16, 24), dtype=torch.float32)
+    carries = form != "parallel"
+    states = {"initial_state": before, "output_final_state": True} if carries else {}
+    o, after = function(*three, cu_seqlens=torch.tensor([0, 6, 6, 14]), **states)
+    rows = [slice(0, 6), slice(6, 6), slice(6, 14)]
+    for b, part in enumerate(rows):
+        if part.stop > part.start:
+            state = before[b : b + 1] if carries else None
+            exact, exact_after = retain(*(x[:, part] for x in three), state=state)
+            close(o[:, part], exact)
+            if carries:
+                close(after[b : b + 1], exact_after)
+
+
 @pytest.mark.parametrize(
     ("function", "name", "value"),
     [
-        *(
-            (function, "cu_seqlens", torch.tensor([0, 5]))
-            for function in (
-                fla.chunk_retention,
-                fla.fused_recurrent_retention,
-                fla.parallel_retention,
-            )
-        ),
         (fla.chunk_retention, "head_first", True),
         (fla.fused_recurrent_retention, "reverse", True),
         (fla.fused_recurrent_retention, "transpose_state_layout", True),

@@ -207,7 +207,7 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--window-size", type=window, metavar="LEFT,RIGHT", help=words)
     words = f"of attention: what bends its scores, of {', '.join(VALUED)}; default: nothing"
     option("--modifications", type=names_of, metavar="NAMES", help=words)
-    words = "of attention: rows of q and k in all packed sequences, --batch of up to --seqlen; default: none"
+    words = "of attention, retention: rows of q and k in all packed sequences, --batch of up to --seqlen; default: none"
     option("--packed-rows", type=window, metavar="ROWS_Q,ROWS_K", help=words)
     words = "of gemm: n for a factor that lies by rows, t for one by columns"
     option("--operands", choices=OPERANDS, help=words)

@@ -30,7 +30,7 @@ def chunk_retention(
     scale: float | None = None,
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
-    cu_seqlens: None = None,
+    cu_seqlens: torch.Tensor | None = None,
     head_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Retention and its final state, with gradients.
@@ -40,9 +40,10 @@ def chunk_retention(
         k: ``[batch, seqlen, heads, dim_qk]``.
         v: ``[batch, seqlen, heads, dim_v]``.
         scale: None is ``1 / sqrt(dim_qk)``.
-        initial_state: ``[batch, heads, dim_qk, dim_v]``, computed with in fp32; None is zeros.
+        initial_state: ``[batch, heads, dim_qk, dim_v]``, computed with in fp32; None is zeros. With ``cu_seqlens``
+            there is one for each sequence.
         output_final_state: whether the final state is returned; else None is.
-        cu_seqlens: must be None.
+        cu_seqlens: integers ``[sequences + 1]`` on q's device, from 0: where the sequences of batch entry 0 end.
         head_first: must be False.
 
     Returns:
@@ -52,8 +53,8 @@ def chunk_retention(
         UnsupportedArgumentError: an option is not what it must be.
         UnsupportedProblemError: the tensors are outside what the kernels support.
     """
-    off = {"cu_seqlens": cu_seqlens, "head_first": head_first}
-    return _retention(chunk_retention, off, q, k, v, scale, initial_state, output_final_state)
+    off, states = {"head_first": head_first}, (initial_state, output_final_state)
+    return _retention(chunk_retention, off, q, k, v, scale, cu_seqlens, *states)
 
 
 fused_chunk_retention = chunk_retention
@@ -67,14 +68,13 @@ def fused_recurrent_retention(
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     reverse: bool = False,
-    cu_seqlens: None = None,
+    cu_seqlens: torch.Tensor | None = None,
     transpose_state_layout: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """:func:`chunk_retention` with other options, all of which must be off."""
-    off: dict[str, Any] = {"reverse": reverse, "cu_seqlens": cu_seqlens}
-    off["transpose_state_layout"] = transpose_state_layout
-    function = fused_recurrent_retention
-    return _retention(function, off, q, k, v, scale, initial_state, output_final_state)
+    off = {"reverse": reverse, "transpose_state_layout": transpose_state_layout}
+    states = (initial_state, output_final_state)
+    return _retention(fused_recurrent_retention, off, q, k, v, scale, cu_seqlens, *states)
 
 
 def parallel_retention(
@@ -83,13 +83,12 @@ def parallel_retention(
     v: torch.Tensor,
     scale: float | None = None,
     output_attentions: bool = False,
-    cu_seqlens: None = None,
+    cu_seqlens: torch.Tensor | None = None,
     head_first: bool = False,
 ) -> tuple[torch.Tensor, None]:
     """:func:`chunk_retention` without states; ``output_attentions`` must be False, and the second result is None."""
-    off: dict[str, Any] = {"cu_seqlens": cu_seqlens, "head_first": head_first}
-    off["output_attentions"] = output_attentions
-    return _retention(parallel_retention, off, q, k, v, scale)[0], None
+    off = {"head_first": head_first, "output_attentions": output_attentions}
+    return _retention(parallel_retention, off, q, k, v, scale, cu_seqlens)[0], None
 
 
 def _retention(
@@ -99,15 +98,18 @@ def _retention(
     k: Any,
     v: Any,
     scale: float | None,
+    cu_seqlens: Any = None,
     state: Any = None,
     output_final_state: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Retention, after a check that a function's options are off."""
     refuse_others(function, off, _OFF)
-    for name, x in (("q", q), ("k", k), ("v", v), ("initial_state", state)):
-        if x is not None or name != "initial_state":
+    optional = {"initial_state": state, "cu_seqlens": cu_seqlens}
+    for name, x in {"q": q, "k": k, "v": v, **optional}.items():
+        if x is not None or name not in optional:
             check_tensor(name, x)
     q, k, v = (readable(x) for x in (q, k, v))
     options = {"layout": "bshd", "scale": scale, "output_final_state": output_final_state}
     initial = None if state is None else state.float()
-    return retention_func(q, k, v, initial_state=initial, **options)  # type: ignore[arg-type]
+    ends = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
+    return retention_func(q, k, v, initial_state=initial, cu_seqlens=ends, **options)  # type: ignore[arg-type]

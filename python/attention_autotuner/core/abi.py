@@ -60,6 +60,7 @@ PACKED = (
     *_named(ctypes.c_void_p, "cu_seqlens_q cu_seqlens_k"),
     *_named(ctypes.c_int32, "total_q total_k"),
 )
+RETENTION_PACKED = (*_named(ctypes.c_int32, "total"), *_named(ctypes.c_void_p, "cu_seqlens"))
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 
 
@@ -149,6 +150,18 @@ class RetentionBackwardParams(ctypes.Structure):
     )
 
 
+class RetentionPackedForwardParams(ctypes.Structure):
+    """The same of packed sequences, ``batch`` of them, where ``seqlen`` is the greatest length."""
+
+    _fields_: ClassVar[Fields] = (*RetentionForwardParams._fields_, *RETENTION_PACKED)
+
+
+class RetentionPackedBackwardParams(ctypes.Structure):
+    """Their gradients; ``dlog2_gamma`` is ``[heads_q]``."""
+
+    _fields_: ClassVar[Fields] = (*RetentionBackwardParams._fields_, *RETENTION_PACKED)
+
+
 class GemmForwardParams(ctypes.Structure):
     """A matrix product, its factors as they lie in memory: those by columns as their transposes."""
 
@@ -180,6 +193,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "attention_autotuner_retnet_backward_params": RetNetBackwardParams,
     "attention_autotuner_retention_forward_params": RetentionForwardParams,
     "attention_autotuner_retention_backward_params": RetentionBackwardParams,
+    "attention_autotuner_retention_packed_forward_params": RetentionPackedForwardParams,
+    "attention_autotuner_retention_packed_backward_params": RetentionPackedBackwardParams,
     "attention_autotuner_gemm_forward_params": GemmForwardParams,
     "attention_autotuner_kernel_info": KernelInfo,
 }

@@ -51,7 +51,7 @@ class Semantics:
         alignments: where a causal diagonal may begin.
         carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
         takes_key_bounds: whether forward kernels take a first key and an end of every batch entry.
-        takes_modifications: whether scores may be bent: windows and ``modifications`` of a problem.
+        modifications: those of ``modifications.COMPILED`` that a problem may have.
         max_dims: the greatest head dims of q and k, and of v.
         compiles_dims: whether head dims are a matter of the kernel's code.
         batched: whether there are sequences and heads.
@@ -65,7 +65,7 @@ class Semantics:
     alignments: tuple[CausalAlignment, ...] = ("bottom_right",)
     carries_state: bool = False
     takes_key_bounds: bool = False
-    takes_modifications: bool = False
+    modifications: tuple[str, ...] = ()
     max_dims: tuple[int, int] = (MAX_DIM_QK, MAX_DIM_V)
     compiles_dims: bool = True
     batched: bool = True
@@ -96,7 +96,7 @@ class Semantics:
             f"key_bounds is for attention forward, got key_bounds=True for {self.op} {problem.direction}",
         )
         require(
-            not problem.compiled_modifications or self.takes_modifications,
+            set(problem.compiled_modifications) <= set(self.modifications),
             f"score modifications are for attention, got {problem.compiled_modifications} for {self.op}",
         )
         require(

@@ -113,8 +113,9 @@ class Problem:
             values are no part of a problem.
         window_size: of attention: the keys that a row sees before and after its diagonal, -1 for no bound. It holds
             besides ``causal``.
-        packed_rows: of attention: the rows of q and of k in all sequences together, where these lie one after the other
-            in one batch entry; ``batch`` then counts them, and ``seqlen_q`` and ``seqlen_k`` are the greatest lengths.
+        packed_rows: of attention and retention: the rows of q and of k in all sequences together, where these lie one
+            after the other in one batch entry; ``batch`` then counts them, and ``seqlen_q`` and ``seqlen_k`` are the
+            greatest lengths.
         operands: of gemm: for each factor ``n`` where it lies by rows, ``t`` where it lies by columns.
 
     Raises:

@@ -26,6 +26,9 @@ def _params_of_operation(problem: Problem) -> OperationParams:
 
 def struct_of(problem: Problem) -> type[ctypes.Structure]:
     """The struct that a problem's kernels are launched with."""
+    packed = f"{SYMBOL_PREFIX}{problem.op}_packed_{problem.direction}_params"
+    if problem.packed and packed in STRUCTS:
+        return STRUCTS[packed]
     return STRUCTS[f"{SYMBOL_PREFIX}{problem.op}_{problem.direction}_params"]
 
 
@@ -92,7 +95,9 @@ def workspace_bytes(
     if problem.score == "masked":
         params.mask.data = SOMEWHERE
     elif problem.score == "decayed":
-        params.log2_gamma = SOMEWHERE
+        params.log2_gamma = params.cu_seqlens = (
+            SOMEWHERE  # the latter is a field of packed sequences alone
+        )
     elif problem.compiled_modifications:
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
         for name in ("alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k"):

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from ... import settings
-from ...operations.retention.reference import retention_chunkwise
 from ..shared import checks, gammas
 from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
 from .checks import Backward, Forward
-from .torch_op import BACKWARD_OP, FORWARD_OP
+from .torch_op import BACKWARD_OP, FORWARD_OP, reference_of
 
 _LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index("initial_state")
 
@@ -27,8 +26,9 @@ _LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    ctx.save_for_backward(*call[:4], call.initial_state)
+    ctx.save_for_backward(*call[:4], call.initial_state, call.cu_seqlens)
     ctx.gamma, ctx.scale, ctx.device_type = call.gamma, call.scale, call.device_type
+    ctx.max_seqlen = call.max_seqlen
     ctx.return_state = call.return_state
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
@@ -45,10 +45,11 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gra
 
 
 def _backward_call(ctx: Any, *tensors: Gradient) -> Backward:
-    *most, initial_state = tensors
+    *most, initial_state, cu_seqlens = tensors
     needs = ctx.needs_input_grad
     wanted = (needs[_STATE], needs[_LOG2_GAMMA])
-    return Backward._make((*most, ctx.gamma, initial_state, ctx.scale, ctx.device_type, *wanted))
+    options = (ctx.scale, ctx.device_type, *wanted, cu_seqlens, ctx.max_seqlen)
+    return Backward._make((*most, ctx.gamma, initial_state, *options))
 
 
 def _through_dispatcher(call: Backward) -> tuple[Gradient, ...]:
@@ -73,14 +74,14 @@ def _of_arguments(
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
     call = Backward(*inputs)
-    ctx.save_for_backward(*call[:6], call.initial_state)
+    ctx.save_for_backward(*call[:6], call.initial_state, call.cu_seqlens)
     ctx.gamma, ctx.scale = call.gamma, call.scale
     ctx.need_state, ctx.need_gamma = call.need_state, call.need_gamma
 
 
 def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, ...]:
     """Gradients of the backward op's arguments."""
-    grad_o, grad_state, q, k, v, log2_gamma, initial_state = ctx.saved_tensors
+    grad_o, grad_state, q, k, v, log2_gamma, initial_state, cu_seqlens = ctx.saved_tensors
     notice_reference("retention", q)
     inputs, gradients = (q, k, v, log2_gamma, initial_state), (grad_o, grad_state)
     dq, dk, dv, dstate, dlog2 = directions
@@ -95,7 +96,9 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
         ) -> tuple[torch.Tensor, torch.Tensor]:
             """The operation in fp32."""
             decays = gammas.of_reference(log2, ctx.gamma)
-            return retention_chunkwise(q, k, v, decays, scale=ctx.scale, initial_state=state)
+            retention = reference_of("chunkwise", cu_seqlens)
+            o, final = retention(q, k, v, decays, scale=ctx.scale, initial_state=state)
+            return o, final
 
         by_inputs, by_gradients = differentiate_again(
             function,
@@ -103,7 +106,8 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             gradients,
             (dq, dk, dv, dlog2 if ctx.need_gamma else None, dstate if ctx.need_state else None),
         )
-    return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None, None)
+    first = (*by_gradients, *by_inputs[:4], None, by_inputs[4])
+    return (*first, *[None] * (len(Backward._fields) - len(first)))
 
 
 class RetentionFunction(torch.autograd.Function):

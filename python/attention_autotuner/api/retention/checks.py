@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ...core.problem import FORMS, Form, Problem
+from ...core.problem import FORMS, MAX_EXTENT, Form, Problem, bucket_seqlen
 from ...errors import UnsupportedProblemError
+from ...operations.retention.problem import PACKED_FORMS
 from ..shared import checks, gammas, options
 from ..shared.checks import fail_unless
 
@@ -27,6 +28,8 @@ class Forward(NamedTuple):
     form: Form
     device_type: str
     return_state: bool
+    cu_seqlens: torch.Tensor | None = None
+    max_seqlen: torch.SymInt | None = None
 
 
 class InPlace(NamedTuple):
@@ -41,6 +44,13 @@ class InPlace(NamedTuple):
     scale: float | None
     form: Form
     device_type: str
+    cu_seqlens: torch.Tensor | None = None
+    max_seqlen: torch.SymInt | None = None
+
+    @property
+    def forward(self) -> Forward:
+        """The same call without a state in memory of its own."""
+        return Forward(*self[:9], False, *self[9:])
 
 
 class Backward(NamedTuple):
@@ -58,6 +68,11 @@ class Backward(NamedTuple):
     device_type: str
     need_state: bool
     need_gamma: bool
+    cu_seqlens: torch.Tensor | None = None
+    max_seqlen: torch.SymInt | None = None
+
+
+C = TypeVar("C", Forward, Backward)
 
 
 def check_types(
@@ -87,6 +102,24 @@ def check_scale(scale: float | None) -> None:
     # A plain `if`, as torch.compile cannot put a symbolic float into a message.
     if scale is not None and not MIN_SCALE <= scale <= checks.MAX_SCALE:
         raise UnsupportedProblemError(f"scale must be positive and finite in fp32, got {scale}")
+
+
+def check_longest(longest: object) -> None:
+    """Check a greatest length of sequences.
+
+    Raises:
+        UnsupportedProblemError: it is neither None nor an integer from 0 to 2**30.
+    """
+    fine = longest is None or (
+        isinstance(longest, (int, torch.SymInt))
+        and not isinstance(longest, bool)
+        and 0 <= longest <= MAX_EXTENT
+    )
+    # The text only here, as torch.compile cannot put a symbolic length into one.
+    if not fine:
+        raise UnsupportedProblemError(
+            f"max_seqlen must be None or an integer from 0 to 2**30, got {checks.shown(longest)}"
+        )
 
 
 def check_form(form: object) -> None:
@@ -120,23 +153,56 @@ def check_call(call: Forward | Backward) -> None:
     checks.check_tensors(q, k, v, op="retention", causal=True)
     gammas.check_log2(call.log2_gamma, q)
     gammas.check(call.gamma, q.shape[1])
+    check_packing(call)
     if call.initial_state is not None:
-        check_state("initial_state", call.initial_state, q, v)
+        check_state("initial_state", call.initial_state, call)
 
 
-def check_state(name: str, state: torch.Tensor, q: torch.Tensor, v: torch.Tensor) -> None:
-    """Check a state or its gradient against checked q and v; strides are free.
+def check_packing(call: Forward | Backward) -> None:
+    """Check where packed sequences end, if there are any, against checked tensors; values are not looked at.
+
+    Raises:
+        UnsupportedProblemError: they are no contiguous int32 ``[sequences + 1]`` on q's device, the tensors have
+            several batch entries, the greatest length is no length, or the form is not one of chunks.
+    """
+    q, ends, longest = call.q, call.cu_seqlens, call.max_seqlen
+    if ends is None:
+        fail_unless(longest is None, f"max_seqlen is for cu_seqlens, got max_seqlen={longest}")
+        return
+    fail_unless(
+        q.shape[0] == 1, f"packed sequences must be one batch entry, got a batch of {q.shape[0]}"
+    )
+    checks.check_layout("cu_seqlens", ends)
+    fail_unless(
+        ends.dim() == 1 and len(ends) >= 2,
+        f"cu_seqlens must be [sequences + 1] with at least one sequence, got {checks.shown(ends)}",
+    )
+    checks.check_like("cu_seqlens", ends, ends.shape, torch.int32, q.device)
+    fail_unless(
+        ends.is_contiguous(), f"cu_seqlens must be contiguous, got a stride of {ends.stride()}"
+    )
+    check_longest(longest)
+    form = call.form if isinstance(call, Forward) else "auto"
+    fail_unless(
+        form in PACKED_FORMS,
+        f"form of packed sequences must be one of {PACKED_FORMS}, got {form!r}",
+    )
+
+
+def check_state(name: str, state: torch.Tensor, call: Forward | Backward) -> None:
+    """Check a state or its gradient against a call's checked q, v and sequences; strides are free.
 
     Raises:
         UnsupportedProblemError: shape, dtype or device is another.
     """
     checks.check_layout(name, state)
-    shape = state_shape(q, v)
+    shape = state_shape(call)
+    batch = "batch" if call.cu_seqlens is None else "sequences"
     fail_unless(
         tuple(state.shape) == shape,
-        f"{name} must be [batch, heads_q, dim_qk, dim_v] = {list(shape)}, got {list(state.shape)}",
+        f"{name} must be [{batch}, heads_q, dim_qk, dim_v] = {list(shape)}, got {list(state.shape)}",
     )
-    checks.check_like(name, state, shape, torch.float32, q.device)
+    checks.check_like(name, state, shape, torch.float32, call.q.device)
 
 
 def check_in_place(state: torch.Tensor | None) -> torch.Tensor:
@@ -188,9 +254,18 @@ def refuse_gradients(*tensors: torch.Tensor | None) -> None:
             )
 
 
-def state_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int]:
-    """``[batch, heads_q, dim_qk, dim_v]``."""
-    return (q.shape[0], q.shape[1], q.shape[3], v.shape[3])
+def state_shape(call: Forward | Backward) -> tuple[int, int, int, int]:
+    """``[batch, heads_q, dim_qk, dim_v]``, with an entry for each sequence where they are packed."""
+    q, ends = call.q, call.cu_seqlens
+    batch = q.shape[0] if ends is None else ends.shape[0] - 1
+    return (batch, q.shape[1], q.shape[3], call.v.shape[3])
+
+
+def longest_of(call: Forward | Backward) -> int:
+    """The greatest length of packed sequences as far as a choice of kernels depends on it: few plans serve many."""
+    rows = call.q.shape[2]
+    longest: Any = call.max_seqlen
+    return max(1, rows if longest is None else min(bucket_seqlen(longest), rows))
 
 
 def check_gradients(call: Backward) -> None:
@@ -202,15 +277,20 @@ def check_gradients(call: Backward) -> None:
     checks.check_some_gradient("the final state", call.grad_o, call.grad_state)
     checks.check_results({"the gradient of o": call.grad_o}, call.q, call.v)
     if call.grad_state is not None:
-        check_state("the gradient of the final state", call.grad_state, call.q, call.v)
+        check_state("the gradient of the final state", call.grad_state, call)
 
 
-def make_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **of_direction: Any) -> Problem:
-    """The problem that checked, non-empty tensors name; all kernels of its gradients give equal bits each time."""
+def make_problem(call: Forward | Backward, **of_direction: Any) -> Problem:
+    """The problem of a checked call that is not empty; all kernels of its gradients give equal bits each time."""
+    sizes = checks.sizes(call.q, call.k, call.v)
+    if call.cu_seqlens is not None:
+        rows, longest = call.q.shape[2], longest_of(call)
+        sizes |= {"seqlen_q": longest, "seqlen_k": longest, "packed_rows": (rows, rows)}
+        sizes["batch"] = state_shape(call)[0]
     return Problem(
         op="retention",
         causal=True,
-        alignment_bytes=checks.alignment_bytes(q, k, v),
-        **checks.sizes(q, k, v),
+        alignment_bytes=checks.alignment_bytes(call.q, call.k, call.v),
+        **sizes,
         **of_direction,
     )

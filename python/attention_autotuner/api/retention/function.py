@@ -32,6 +32,8 @@ def retention_func(
     initial_state: Any = None,
     output_final_state: bool = True,
     inplace_state: bool = False,
+    cu_seqlens: Any = None,
+    max_seqlen: int | None = None,
     config: Config | Sequence[Config] | None = None,
     **others: Any,
 ) -> tuple[Any, Any]:
@@ -41,6 +43,10 @@ def retention_func(
     states are not scaled. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the
     CPU are served by the PyTorch reference. With one token and its state in place a call may be captured in a CUDA
     graph and replayed.
+
+    With ``cu_seqlens``, batch entry 0 holds sequences that lie one after the other, each with a state of its own. Their
+    lengths are read when the kernel runs: nothing waits for them, nothing is built when they change, and a captured
+    graph follows them as long as the tensors' shapes hold.
 
     q, k, v, gamma and the initial state have gradients, through o and through the final state, by kernels too. They are
     computed by chunks whichever form this call takes, and are the same bits every time. Gradients can be differentiated
@@ -62,13 +68,19 @@ def retention_func(
         form: ``"parallel"``, ``"chunkwise"`` or ``"recurrent"``, the kind of kernel that computes it; ``"auto"`` for
             the fastest known of any kind.
         scale: any positive number, NumPy's too; None is ``1 / sqrt(dim_qk)``.
-        initial_state: ``[batch, heads_q, dim_qk, dim_v]`` in fp32, any strides; None for zeros.
+        initial_state: ``[batch, heads_q, dim_qk, dim_v]`` in fp32, any strides; None for zeros. With ``cu_seqlens``
+            an entry for each sequence takes the place of the batch.
         output_final_state: whether the state is returned.
         inplace_state: whether the final state overwrites the initial one, which must be contiguous, and is what is
             returned. Without gradients.
+        cu_seqlens: int32 ``[sequences + 1]`` on q's device, from 0, ascending, as fla has it: sequence b has the rows
+            ``cu_seqlens[b]`` to ``cu_seqlens[b + 1]`` of batch entry 0, perhaps none. Rows behind the last sequence
+            give o = 0, and their gradients are 0. The values are not checked: those of a GPU are not read here.
+        max_seqlen: the greatest length of these sequences, from which a kernel is chosen; it bounds nothing. None is as
+            many as there are rows.
         config: the candidate that serves, whatever was tuned: its name or its ``config``, as ``candidates --json`` has
             them; or two, for the forward and the backward. Nothing else serves in its place. None leaves it to tuning.
-        others: options of fla at the value that leaves them off: ``cu_seqlens=None``, ``head_first=False``.
+        others: options of fla at the value that leaves them off: ``head_first=False``.
 
     Returns:
         o ``[batch, heads_q, seqlen, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense, and the final
@@ -94,28 +106,32 @@ def retention_func(
         or form not in FORMS
         or scale is not None
         or type(output_final_state) is not bool  # type: ignore[redundant-expr]  # untyped callers
-        or type(inplace_state) is not bool
+        or type(inplace_state) is not bool  # type: ignore[redundant-expr]  # as above
+        or max_seqlen is not None
     ):
+        retention_checks.check_longest(max_seqlen)
         scale = retention_checks.check_types(scale, form, output_final_state, inplace_state)
     if layout is not options.BHSD or not (
         isinstance(q, torch.Tensor)
         and isinstance(k, torch.Tensor)
         and isinstance(v, torch.Tensor)
         and (initial_state is None or isinstance(initial_state, torch.Tensor))
+        and (cu_seqlens is None or isinstance(cu_seqlens, torch.Tensor))
     ):
         if inplace_state:
             interop.check_writable("initial_state", initial_state)
+        optional = {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
         o, state = options.call_with_views(
             retention_func,
             layout,
-            {"q": q, "k": k, "v": v}
-            | ({} if initial_state is None else {"initial_state": initial_state}),
+            {"q": q, "k": k, "v": v} | {name: x for name, x in optional.items() if x is not None},
             gamma=gamma,
             device_type=device_type,
             form=form,
             scale=scale,
             output_final_state=output_final_state,
             inplace_state=inplace_state,
+            max_seqlen=max_seqlen,
         )
         return o, initial_state if inplace_state and state is not None else state
     log2_gamma, numbers = (None, None) if gamma is None else gammas.read(gamma, q)
@@ -123,27 +139,31 @@ def retention_func(
         retention_checks.refuse_gradients(q, k, v, log2_gamma, initial_state)
         initial_state = retention_checks.check_in_place(initial_state)
     inputs = (q, k, v, log2_gamma, numbers, initial_state, scale, form)
+    packing: tuple[Any, ...] = (cu_seqlens, max_seqlen)
     if (
         torch.compiler.is_compiling()
         or not (q.is_cuda and k.is_cuda and v.is_cuda)
         or (initial_state is not None and not initial_state.is_cuda)
+        or (cu_seqlens is not None and not cu_seqlens.is_cuda)
         or plain.addresses(q, k, v, log2_gamma, initial_state) is None
     ):
-        checks.check_places(q=q, k=k, v=v, initial_state=initial_state)
+        checks.check_places(q=q, k=k, v=v, initial_state=initial_state, cu_seqlens=cu_seqlens)
         plain.refuse_tangents(q, k, v, log2_gamma, initial_state, op="retention")
         policy = "" if device_type is None else plain.policy_name(device_type)
         if inplace_state:
-            o = IN_PLACE_OP(*inputs, policy)
+            o = IN_PLACE_OP(*inputs, policy, *packing)
             return o, initial_state if output_final_state else None
-        o, final = FORWARD_OP(*inputs, policy, output_final_state)
+        o, final = FORWARD_OP(*inputs, policy, output_final_state, *packing)
         return o, final if output_final_state else None
     name = "" if device_type is None else naming.policy_name(device_type)
     if inplace_state:
-        o, _ = retention_plan.retention_forward(Forward(*inputs, name, False), in_place=True)
+        o, _ = retention_plan.retention_forward(
+            Forward(*inputs, name, False, *packing), in_place=True
+        )
         if not initial_state.is_inference():
             torch.autograd.graph.increment_version(initial_state)
         return o, initial_state if output_final_state else None
-    call = Forward(*inputs, name, output_final_state)
+    call = Forward(*inputs, name, output_final_state, *packing)
     if torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,8 +18,9 @@ Gradients = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"
 ]
 
-_FORWARD_INPUTS = ("q", "k", "v", "log2_gamma", "initial_state", "final_state")
-_BACKWARD_INPUTS = (*_FORWARD_INPUTS[:-1], "dout", "dfinal_state")
+# Packed sequences have the last; other params have no such field.
+_FORWARD_INPUTS = ("q", "k", "v", "log2_gamma", "initial_state", "final_state", "cu_seqlens")
+_BACKWARD_INPUTS = (*_FORWARD_INPUTS[:-2], "dout", "dfinal_state", "cu_seqlens")
 
 FORWARD_PLANS = launch.table_of_plans("retention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("retention", "backward")
@@ -37,7 +39,7 @@ def retention_forward(
         UnsupportedProblemError: the tensors name no problem that can be solved here.
         NotWarmError: a graph is being captured and the kernel, or the decays, are not ready.
     """
-    q, k, v, log2_gamma, gamma, initial_state, *others = call
+    q, k, v, log2_gamma, gamma, initial_state, *others, cu_seqlens, max_seqlen = call
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(initial_state),
@@ -45,10 +47,12 @@ def retention_forward(
         gamma,
         *others,
         in_place,
+        *_packing_key(call),
         dispatch.generation(),
         id(settings.current()),
     )
-    tensors = (q, k, v, log2_gamma, initial_state, initial_state if in_place else None)
+    packed = () if cu_seqlens is None else (cu_seqlens,)
+    tensors = (q, k, v, log2_gamma, initial_state, initial_state if in_place else None, *packed)
     plan = FORWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(call)
@@ -57,25 +61,27 @@ def retention_forward(
             retention_checks.check_address(retention_checks.check_in_place(initial_state))
         outputs = [launch.output(q, v)]
         if call.return_state and not in_place:
-            shape = retention_checks.state_shape(q, v)
+            shape = retention_checks.state_shape(call)
             outputs.append(launch.contiguous("final_state", shape, torch.float32, "initial_state"))
         problem, keep = None, None
         if not checks.is_empty(q, k):
-            problem = retention_checks.make_problem(q, k, v, form=call.form)
+            problem = retention_checks.make_problem(call, form=call.form)
             keep = _decays_to_keep(call)
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
             arguments = (*read[:4], gamma, read[4], *others)
+            packing = (read[6], max_seqlen) if packed else ()
             if in_place:
-                return [REFERENCES["retention_forward_"](*arguments[:-1])]
-            results: Sequence[torch.Tensor] = REFERENCES["retention_forward"](*arguments)
+                return [REFERENCES["retention_forward_"](*arguments[:-1], *packing)]
+            results: Sequence[torch.Tensor]
+            results = REFERENCES["retention_forward"](*arguments, *packing)
             return results
 
         plan = planning.plan_of(
             problem,
             call.device_type,
             _scale(call),
-            inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=True)),
+            inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=False)),
             outputs=outputs,
             reference=by_reference,
             copies=[] if in_place else _states_to_copy(initial_state=initial_state),
@@ -98,16 +104,18 @@ def retention_backward(call: Backward) -> Gradients:
         checks.check_some_gradient("the final state", call.grad_state)
         shape = (*call.q.shape[:3], call.v.shape[-1])
         call = call._replace(grad_o=call.q.new_zeros(shape[-1:]).expand(shape))
-    grad_o, grad_state, q, k, v, log2_gamma, gamma, initial_state, *others = call
+    grad_o, grad_state, q, k, v, log2_gamma, gamma, initial_state, *others = call[:-2]
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, (initial_state, log2_gamma, grad_o, grad_state)),
         gamma,
         *others,
+        *_packing_key(call),
         dispatch.generation(),
         id(settings.current()),
     )
-    tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state)
+    packed = () if call.cu_seqlens is None else (call.cu_seqlens,)
+    tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state, *packed)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(call)
@@ -115,7 +123,7 @@ def retention_backward(call: Backward) -> Gradients:
         states = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
         outputs = launch.gradients(dq=q, dk=k, dv=v)
         if call.need_state:
-            shape = retention_checks.state_shape(q, v)
+            shape = retention_checks.state_shape(call)
             outputs.append(
                 launch.contiguous("dinitial_state", shape, torch.float32, "dfinal_state")
             )
@@ -123,13 +131,14 @@ def retention_backward(call: Backward) -> Gradients:
             outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
         problem, keep = None, None
         if not checks.is_empty(q, k):
-            problem = retention_checks.make_problem(q, k, v, direction="backward")
+            problem = retention_checks.make_problem(call, direction="backward")
             keep = _decays_to_keep(call)
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
-            *qkv_log2, state, grad_o, grad_state = read
+            *qkv_log2, state, grad_o, grad_state = read[:7]
+            packing = (read[7], call.max_seqlen) if packed else ()
             *most, dstate, dlog2 = REFERENCES["retention_backward"](
-                grad_o, grad_state, *qkv_log2, gamma, state, *others
+                grad_o, grad_state, *qkv_log2, gamma, state, *others, *packing
             )
             return [
                 *most,
@@ -141,7 +150,7 @@ def retention_backward(call: Backward) -> Gradients:
             problem,
             call.device_type,
             _scale(call),
-            inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
+            inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=False)),
             outputs=outputs,
             reference=by_reference,
             copies=[*states, *launch.unreadable(dout=grad_o)],
@@ -152,6 +161,13 @@ def retention_backward(call: Backward) -> Gradients:
     # Every sequence's share comes alone, as that costs the kernel least.
     dlog2_gamma = rest[-1].sum(0) if call.need_gamma else None
     return dq, dk, dv, rest[0] if call.need_state else None, dlog2_gamma
+
+
+def _packing_key(call: Forward | Backward) -> tuple[Any, ...]:
+    """All that a plan depends on of packed sequences."""
+    if call.cu_seqlens is None and call.max_seqlen is None:
+        return ()
+    return (launch.signature(call.cu_seqlens), retention_checks.longest_of(call))
 
 
 def _states_to_copy(**states: torch.Tensor | None) -> list[str]:

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 
 from ...core.problem import Form
 from ...operations.retention import reference
+from ...operations.retention.packed import retention_packed, retention_packed_backward
 from ...operations.retention.reference_backward import retention_backward
 from ..shared import checks, gammas
 from ..shared.torch_library import LIBRARY, define, nothing
 from . import checks as retention_checks
 from . import plan as retention_plan
-from .checks import Backward, Forward, InPlace
-
-C = TypeVar("C", Forward, Backward)
-
+from .checks import Backward, C, Forward, InPlace
 
 REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "auto": reference.retention_chunkwise,
@@ -39,6 +38,13 @@ def _hashable(call: C) -> C:
     return call if call.gamma is None else call._replace(gamma=tuple(call.gamma))
 
 
+def reference_of(form: Form, cu_seqlens: torch.Tensor | None) -> Callable[..., Any]:
+    """The reference of a form, of packed sequences where there are any."""
+    if cu_seqlens is None:
+        return REFERENCE[form]
+    return partial(retention_packed, REFERENCE[form], cu_seqlens=cu_seqlens)
+
+
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, state = retention_plan.retention_forward(_hashable(call))
     return o, nothing(call.q) if state is None else state
@@ -48,7 +54,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, state = _forward_fake(call)
     checks.notice_exchanged(call.q, call.k)
     if call.q.shape[1] > 0:
-        reference_o, final = REFERENCE[call.form](
+        reference_o, final = reference_of(call.form, call.cu_seqlens)(
             *call[:3],
             gammas.of_reference(call.log2_gamma, call.gamma),
             scale=call.scale,
@@ -61,29 +67,29 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    q, v = call.q, call.v
+    q = call.q
     retention_checks.check_call(call)
-    o = checks.empty_output(q, v)
+    o = checks.empty_output(q, call.v)
     if not call.return_state:
         return o, nothing(q)
-    return o, q.new_empty(retention_checks.state_shape(q, v), dtype=torch.float32)
+    return o, q.new_empty(retention_checks.state_shape(call), dtype=torch.float32)
 
 
 def _in_place_cuda(call: InPlace) -> torch.Tensor:
-    forward = _hashable(Forward(*call, return_state=False))
+    forward = _hashable(call.forward)
     return retention_plan.retention_forward(forward, in_place=True)[0]
 
 
 def _in_place_cpu(call: InPlace) -> torch.Tensor:
     retention_checks.check_in_place(call.state)
-    o, final = _forward_cpu(Forward(*call, return_state=True))
+    o, final = _forward_cpu(call.forward._replace(return_state=True))
     call.state.copy_(final)
     return o
 
 
 def _in_place_fake(call: InPlace) -> torch.Tensor:
     retention_checks.check_in_place(call.state)
-    return _forward_fake(Forward(*call, return_state=False))[0]
+    return _forward_fake(call.forward)[0]
 
 
 def _in_place_counted(keyset: Any, *arguments: Any) -> Any:
@@ -107,7 +113,10 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
     decays = gammas.of_reference(call.log2_gamma, call.gamma)
     if decays is None:
         decays = reference.default_log2_gamma(heads).exp2()
-    *gradients, dinitial, dgamma = retention_backward(
+    backward: Callable[..., Any] = retention_backward
+    if call.cu_seqlens is not None:
+        backward = partial(retention_packed_backward, cu_seqlens=call.cu_seqlens)
+    *gradients, dinitial, dgamma = backward(
         call.grad_o,
         call.grad_state,
         q,
@@ -131,7 +140,7 @@ def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
     q, v = call.q, call.v
     retention_checks.check_call(call)
     retention_checks.check_gradients(call)
-    shape = retention_checks.state_shape(q, v)
+    shape = retention_checks.state_shape(call)
     return (
         *map(checks.empty_gradient, (q, call.k, v)),
         q.new_empty(shape, dtype=torch.float32) if call.need_state else nothing(q),

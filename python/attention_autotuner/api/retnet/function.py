@@ -88,7 +88,7 @@ def retnet_attn_func(
             it or ``ATTENTION_AUTOTUNER_STRICT_KERNELS`` is on. Else the PyTorch reference serves, with one warning.
     """
     if others:
-        options.refuse_others(retnet_attn_func, others, options.RETENTION)
+        options.refuse_others(retnet_attn_func, others, options.RETNET)
     if config is not None:
         device_type = plain.pinned_name(device_type, config)
     rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)

@@ -41,7 +41,8 @@ ATTENTION: Mapping[str, Off] = {
     "score_mod": Off(),
     **COMMON,
 }
-RETENTION: Mapping[str, Off] = {"head_first": Off(False, "layout says it"), **COMMON}
+RETENTION: Mapping[str, Off] = {"head_first": Off(False, "layout says it")}
+RETNET: Mapping[str, Off] = {**RETENTION, **COMMON}
 """Options of other packages' functions -> the value that leaves each off."""
 
 

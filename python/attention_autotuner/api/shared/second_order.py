@@ -58,7 +58,12 @@ def differentiate_again(
     leaves, by_outputs = [in_fp32(x) for x in inputs], [in_fp32(x) for x in gradients]
     with torch.enable_grad():
         outputs = function(*leaves)
-        pairs = [(o, g) for o, g in zip(outputs, by_outputs, strict=True) if g is not None]
+        # The outputs of an empty sequence hang on nothing, but for its state.
+        pairs = [
+            (o, g)
+            for o, g in zip(outputs, by_outputs, strict=True)
+            if g is not None and o.requires_grad
+        ]
         wanted = [
             (leaf, d)
             for leaf, d in zip(leaves, directions, strict=True)

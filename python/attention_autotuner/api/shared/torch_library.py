@@ -32,6 +32,7 @@ _SCHEMA_TYPES: dict[Any, str] = {
     float | None: "float?",
     int: "int",
     torch.SymInt: "SymInt",
+    torch.SymInt | None: "SymInt?",
     bool: "bool",
     str: "str",
     Form: "str",

@@ -28,8 +28,10 @@ def predict(
     """The time of a candidate's kernels; ``usages`` of its passes."""
     plan = knobs_of(candidate)
     chunk, super_chunk = plan.chunk, plan.super_chunk
-    heads, tokens = problem.batch * problem.heads_q, problem.seqlen_q
-    split = 0 < super_chunk < tokens
+    batch, tokens, _ = problem.extents
+    heads, longest = batch * problem.heads_q, problem.seqlen_q
+    lengths = tuple(rows for rows, _ in problem.lengths) if problem.packed else ()
+    split = 0 < super_chunk < longest
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
     launches: list[tuple[ChunkPassWork, Usage]] = []
     auxiliary = AuxiliaryWork()
@@ -45,8 +47,9 @@ def predict(
             gradient=name != "output",
             heads=heads,
             tokens=tokens,
-            stretch=super_chunk if split else tokens,
+            stretch=super_chunk if split else longest,
             copy_bytes=candidate.copy_bytes,
+            lengths=lengths,
         )
         launches.append((work, usage))
         if split and name != "dk":  # dk starts from the states that dv does
@@ -79,7 +82,9 @@ def _summing(work: ChunkPassWork) -> ChunkPassWork:
     """
     knobs = work.knobs
     ctas = work.heads * work.slices * (work.stretches - 1)
-    pieces = pieces_of(work.stretch, chunk=work.chunk, ctas=ctas)
+    pieces = 1 if work.lengths else pieces_of(work.stretch, chunk=work.chunk, ctas=ctas)
+    cut = (work.stretch * max(0, (length - 1) // work.stretch) for length in work.lengths)
+    lengths = tuple(filter(None, cut))
     deep = 32 * knobs.depth_warps
     if (
         knobs.columns == 16 * knobs.column_warps
@@ -96,6 +101,7 @@ def _summing(work: ChunkPassWork) -> ChunkPassWork:
         knobs=knobs,
         states_only=True,
         gradient=False,
-        tokens=work.stretch * (work.stretches - 1),
+        tokens=sum(lengths) if lengths else work.stretch * (work.stretches - 1),
         stretch=work.stretch // pieces,
+        lengths=lengths,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
+from ...core.modifications import PACKED
 from ...core.problem import Form
 from ..shared.knobs import PlannedPasses, Sm80Knobs
 
@@ -73,6 +74,8 @@ class ChunksKnobs(PlannedPasses, Sm80Knobs):
     serves: ClassVar[frozenset[Service]] = frozenset(
         {("retention", "forward", "decayed"), ("retention", "backward", "decayed")}
     )
+
+    modifications: ClassVar[frozenset[str]] = frozenset({PACKED})
 
     pass_names: ClassVar[tuple[str, ...]] = ("output", "dq", "dk", "dv")
 

@@ -35,9 +35,10 @@ class ChunkPassWork:
         states_only: it only sums states: no X, no scores, no output.
         gradient: its result is a gradient.
         heads: query heads, batch included.
-        tokens: of one head.
+        tokens: of one head; of packed sequences, of all.
         stretch: tokens that one CTA takes.
         copy_bytes: width of global reads.
+        lengths: of packed sequences; empty where there are none.
     """
 
     knobs: ChunkPass
@@ -50,6 +51,7 @@ class ChunkPassWork:
     tokens: int
     stretch: int
     copy_bytes: int
+    lengths: tuple[int, ...] = ()
 
     @property
     def slices(self) -> int:
@@ -59,12 +61,22 @@ class ChunkPassWork:
     @property
     def stretches(self) -> int:
         """Stretches of one head."""
+        if self.lengths:
+            return sum(max(1, -(-length // self.stretch)) for length in self.lengths)
         return -(-self.tokens // self.stretch)
 
     @property
-    def chunks(self) -> int:
-        """Chunks that a CTA takes, one after the other."""
-        return -(-min(self.stretch, self.tokens) // self.chunk)
+    def chunks(self) -> float:
+        """Chunks that a CTA takes, one after the other; of packed sequences, on average."""
+        if self.lengths:
+            return sum(-(-length // self.chunk) for length in self.lengths) / self.stretches
+        return self.most_chunks
+
+    @property
+    def most_chunks(self) -> int:
+        """Chunks of the CTA that takes most."""
+        longest = max(self.lengths, default=self.tokens)
+        return -(-min(self.stretch, longest) // self.chunk)
 
 
 def counts_of(work: ChunkPassWork, fit: Coefficients) -> StepCounts:
@@ -146,6 +158,9 @@ def predict_pass(work: ChunkPassWork, spec: ArchSpec, usage: Usage, fit: Coeffic
         "imbalance_us": max(0.0, work.chunks * (full + last) - rounds * chunk_us(resident)),
     }
     compute = work.chunks * (full + last) + start_us
+    if work.lengths:  # the longest stretch may be what all wait for
+        shared = min(resident, -(-ctas // spec.num_sms))
+        compute = max(compute, work.most_chunks * chunk_us(shared) + start_us)
     # What computing and moving lose by each other is in the clocks of a warp.
     return engine.launch_estimate(terms, compute, placed, spec, overlap_loss=0.0)
 

@@ -12,7 +12,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.passes import launch_needs
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, layout_bytes, states_bytes
+from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, cut_of, layout_bytes, states_bytes
 from .knobs import ChunkPass, ChunksKnobs, knobs_of
 
 
@@ -143,33 +143,34 @@ def _slices(candidate: Candidate, name: str, knobs: ChunkPass) -> int:
 
 def _score_bytes(problem: Problem, cut: SuperChunks, knobs: ChunksKnobs) -> int:
     """Bytes of the scores of all chunks."""
-    return ELEMENT_BYTES * problem.batch * problem.heads_q * cut.chunks * knobs.chunk**2
+    return ELEMENT_BYTES * problem.extents[0] * problem.heads_q * cut.chunks * knobs.chunk**2
 
 
 def _forward_bytes(problem: Problem, candidate: Candidate) -> int:
     knobs = knobs_of(candidate)
     ((name, output),) = knobs.passes.items()
     ctas = problem.batch * problem.heads_q * _slices(candidate, name, output)
-    cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, ctas)
-    states = states_bytes(problem, cut) if cut.supers > 1 else 0
+    cut = cut_of(problem, chunk=knobs.chunk, wanted=knobs.super_chunk, ctas=ctas)
+    states = states_bytes(problem, cut) if cut.divided else 0
     scores = _score_bytes(problem, cut, knobs) if output.scores == "precomputed" else 0
     return layout_bytes((states, scores))
 
 
 def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int:
     knobs = knobs_of(candidate)
-    sequences = problem.batch * problem.heads_q
+    batch, seqlen, _ = problem.extents
+    sequences = batch * problem.heads_q
     slices = {name: _slices(candidate, name, item) for name, item in knobs.passes.items()}
     if dgamma:
         wanted, ctas = gamma_super_chunk(candidate), ENOUGH_PIECES
     else:
         wanted, ctas = knobs.super_chunk, sequences * min(slices["dq"], slices["dv"])
-    cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, wanted, ctas)
+    cut = cut_of(problem, chunk=knobs.chunk, wanted=wanted, ctas=ctas, always=dgamma)
     sizes = []
-    if dgamma or cut.supers > 1:
+    if dgamma or cut.divided:
         sizes += [states_bytes(problem, cut)] * 2  # and their gradients
     if problem.heads_q != problem.heads_kv:
-        rows = sequences * problem.seqlen_q
+        rows = sequences * seqlen
         sizes += [SUM_BYTES * rows * problem.dim_qk, SUM_BYTES * rows * problem.dim_v]
     if dgamma:
         pass_warps = {name: item.num_threads // 32 for name, item in knobs.passes.items()}

@@ -24,6 +24,9 @@ FULL_CTAS = 2  # CTAs an SM from which a sequence need not be divided
 EMPLOYED = 0.75  # of the SMs, that a division which needs no tuning gives a CTA
 MIN_COLUMNS = 32  # of a CTA, whatever the head dim: two warps of 16
 MIN_SUPER_CHUNK = 256  # tokens
+PACKED_SUPER_CHUNK = (
+    1024  # tokens; of packed sequences whatever their lengths, as kernels cut none that is shorter
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +166,8 @@ class ChunkPasses:
     def super_chunks(self, columns: int, width: int) -> list[int]:
         """Sizes of super-chunks: none, and if that leaves SMs idle, by each size below its length."""
         seqlen = self._problem.seqlen_q
+        if self._problem.packed:  # no composition of a batch builds other kernels
+            return [0, *sorted({PACKED_SUPER_CHUNK, *self.space.super_chunks})]
         if self.ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
             return [0]
         shares = [2 ** round(log2(seqlen / share)) for share in self.space.super_shares]
@@ -170,7 +175,9 @@ class ChunkPasses:
         return [0, *sorted(size for size in sizes if MIN_SUPER_CHUNK <= size < seqlen)]
 
     def default_super_chunk(self, columns: int, width: int) -> int:
-        """The largest division that employs most SMs, or the finest there is."""
+        """The largest division that employs most SMs, or the finest there is; of packed sequences, always the same."""
+        if self._problem.packed:
+            return PACKED_SUPER_CHUNK
         _, *fine = self.super_chunks(columns, width)
         ctas, wanted = self.ctas(columns, width), EMPLOYED * self._spec.num_sms
         if ctas >= wanted or not fine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...core.candidate import Candidate
+from ...core.modifications import PACKED
 from ...core.problem import Problem
 from ..chunks_sm80.knobs import RENAMED_SCORES
 from ..kernel import Entry, Kernel, Traits
@@ -26,6 +27,12 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     workspace_bytes = staticmethod(resources.workspace_bytes)
     renamed = RENAMED_ORDERS | RENAMED_SCORES
     pruning = PRUNING_PREDICATES
+
+    def lacks(self, problem: Problem) -> tuple[str, ...] | None:
+        """As of any kernel; with a decay or a mask, sequences are not packed."""
+        if problem.packed and problem.score != "softmax" and super().lacks(problem) == ():
+            return (PACKED,)
+        return super().lacks(problem)
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

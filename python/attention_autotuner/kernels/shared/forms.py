@@ -11,6 +11,8 @@ def forms(problem: Problem) -> tuple[Form, ...]:
     """The forms that a problem's candidates may have."""
     if problem.form != "auto":
         return (problem.form,)
+    if problem.packed:
+        return ("chunkwise",)
     short = problem.seqlen_q <= MAX_RECURRENT_SEQLEN
     return ("parallel", "chunkwise", "recurrent") if short else ("parallel", "chunkwise")
 
@@ -19,4 +21,4 @@ def default_form(problem: Problem) -> Form:
     """The form of a problem that nobody tuned: its own, else chunkwise, or recurrent for one token."""
     if problem.form != "auto":
         return problem.form
-    return "recurrent" if problem.seqlen_q <= 1 else "chunkwise"
+    return "recurrent" if problem.seqlen_q <= 1 and not problem.packed else "chunkwise"

@@ -9,6 +9,7 @@ STATE_BYTES = 4  # of an element, fp32
 # As SuperChunks in host/super_chunks.cuh has them: CTAs that are enough, and pieces of each where they are fewer.
 ENOUGH_PIECES = 128
 MAX_PIECES = 4
+WHOLE_SEQUENCE = 2**30  # tokens of a super-chunk where no packed sequence is cut
 
 
 def pieces_of(super_chunk: int, *, chunk: int, ctas: int) -> int:
@@ -44,6 +45,11 @@ class SuperChunks:
     super_chunk: int
     supers: int
     slots: int
+
+    @property
+    def divided(self) -> bool:
+        """True where sequences have more than one, as far as one knows."""
+        return self.supers > 1 and self.super_chunk < WHOLE_SEQUENCE
 
     @classmethod
     def of(cls, seqlen: int, chunk: int, wanted: int, ctas: int) -> SuperChunks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...core.problem import Problem
-from .super_chunks import SuperChunks
+from .super_chunks import WHOLE_SEQUENCE, SuperChunks
 
 SUM_BYTES = 4  # fp32
 ELEMENT_BYTES = 2  # fp16 and bf16
@@ -24,9 +24,33 @@ def layout_bytes(sizes: Iterable[int]) -> int:
     return sum(-(-size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT for size in sizes)
 
 
+def cut_of(
+    problem: Problem, *, chunk: int, wanted: int, ctas: int, always: bool = False
+) -> SuperChunks:
+    """The cut of a retention problem's sequences; of packed ones the counts are of all, with those that are nobody's.
+
+    The twin of ``packed_super_chunks`` in ``host/super_chunks.cuh``; arguments as :meth:`.SuperChunks.of` has them.
+
+    Args:
+        problem: gives the lengths.
+        chunk: tokens of a step.
+        wanted: tokens of a super-chunk; 0 for whole sequences.
+        ctas: that work on each super-chunk.
+        always: packed sequences are cut whatever their greatest length.
+    """
+    if not problem.packed:
+        return SuperChunks.of(problem.seqlen_q, chunk, wanted, ctas)
+    longest = min(problem.seqlen_q, problem.packed_rows[0])
+    super_chunk = wanted if always or 0 < wanted < longest else WHOLE_SEQUENCE
+    supers = count_blocks(problem, super_chunk)
+    return SuperChunks(
+        chunks=count_blocks(problem, chunk), super_chunk=super_chunk, supers=supers, slots=supers
+    )
+
+
 def states_bytes(problem: Problem, cut: SuperChunks) -> int:
     """Bytes of the states of all super-chunks of retention."""
-    heads = problem.batch * problem.heads_q
+    heads = problem.extents[0] * problem.heads_q
     return SUM_BYTES * heads * cut.slots * problem.dim_qk * problem.dim_v
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...core.modifications import COMPILED
 from ...core.operation import Semantics
 
 SEMANTICS = Semantics(
@@ -9,5 +10,5 @@ SEMANTICS = Semantics(
     scores={"none": "softmax"},
     alignments=("bottom_right", "top_left"),
     takes_key_bounds=True,
-    takes_modifications=True,
+    modifications=COMPILED,
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -14,12 +17,21 @@ from ..shared import binding
 from ..shared.binding import Binding, Normal, Reference
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
+from .packed import retention_packed, retention_packed_backward, rows_of
 from .reference import retention_chunkwise, retention_low
 from .reference_backward import retention_backward
 
 
 def _state_shape(problem: Problem) -> tuple[int, ...]:
     return (problem.batch, problem.heads_q, problem.dim_qk, problem.dim_v)
+
+
+def _ends(problem: Problem, *, ragged: bool) -> torch.Tensor:
+    """Where packed sequences of typical lengths end, int32 ``[sequences + 1]``."""
+    lengths = [rows for rows, _ in problem.lengths]
+    if ragged:
+        lengths = [min(x, i % 4 - 1) if i % 4 in (1, 2) else x for i, x in enumerate(lengths[::-1])]
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +43,23 @@ class _Way:
         initial: a state is given, and of a backward its gradient is wanted.
         final: the final state is wanted, in memory of its own; of a backward, it has a gradient.
         edge: which decays, see :func:`.log2_gammas`.
+        ragged: of packed sequences, some have a length of 0 or 1, and rows lie behind the last.
     """
 
     note: str = ""
     initial: bool = False
     final: bool = False
     edge: int | None = None
+    ragged: bool = False
 
     def start(self, problem: Problem, normal: Normal) -> dict[str, torch.Tensor]:
-        """The decays, and the initial state where one is given."""
-        decays = {"log2_gamma": log2_gammas(problem.heads_q, normal.device, self.edge)}
-        if not self.initial:
-            return decays
-        return decays | {"initial_state": normal.floats(*_state_shape(problem))}
+        """The decays, the initial state where one is given, and where packed sequences end."""
+        made = {"log2_gamma": log2_gammas(problem.heads_q, normal.device, self.edge)}
+        if problem.packed:
+            made["cu_seqlens"] = _ends(problem, ragged=self.ragged).to(normal.device)
+        if self.initial:
+            made["initial_state"] = normal.floats(*_state_shape(problem))
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +79,11 @@ class RetentionForward(_Way):
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`."""
         read = (inputs.q, inputs.k, inputs.v, gammas_of(inputs.tensors["log2_gamma"]))
-        state = inputs.tensors.get("initial_state")
-        o_ref, final_ref = retention_chunkwise(*read, initial_state=state)
-        o_low, final_low = retention_low(*read, initial_state=state)
+        state, options = inputs.tensors.get("initial_state"), _packing(inputs)
+        (o_ref, final_ref), (o_low, final_low) = (
+            _of_sequences(reference, **options)(*read, initial_state=state)
+            for reference in (retention_chunkwise, retention_low)
+        )
         yield "o", o_ref, o_low
         if self.final:
             yield "final_state", final_ref, final_low
@@ -96,7 +114,7 @@ class RetentionBackward(_Way):
         if self.initial:
             shapes["dinitial_state"] = (_state_shape(problem), torch.float32)
         if self.dgamma:
-            shapes["dlog2_gamma"] = ((problem.batch, problem.heads_q), torch.float32)
+            shapes["dlog2_gamma"] = ((problem.extents[0], problem.heads_q), torch.float32)
         return shapes
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
@@ -106,17 +124,19 @@ class RetentionBackward(_Way):
         Its terms can be far larger than their sum. A rounding of every token's share, each felt as far as the decay
         reaches, widens the distance of the formula from the reference, which is taken in fp64.
         """
-        flat = {name: _as_heads(tensor) for name, tensor in inputs.tensors.items()}
-        gamma = gammas_of(inputs.tensors["log2_gamma"]).repeat(problem.batch)
+        flat, options = dict(inputs.tensors), _packing(inputs)
+        gamma = gammas_of(inputs.tensors["log2_gamma"]).repeat(problem.extents[0])
+        if not options:
+            flat = {name: _as_heads(tensor) for name, tensor in flat.items()}
         read, dout = (flat["q"], flat["k"], flat["v"]), flat["dout"]
         state, dfinal = flat.get("initial_state"), flat.get("dfinal_state")
         dtype = torch.float64 if self.dgamma else torch.float32
         # In that dtype, or the reference would be rounded to theirs.
         q, k, v = (tensor.to(dtype) for tensor in read)
-        refs = retention_backward(
-            dout.to(dtype), dfinal, q, k, v, gamma, initial_state=state, need_dgamma=self.dgamma
-        )
-        lows = self._low(read, dout, gamma, state, dfinal)
+        backward = retention_packed_backward if options else retention_backward
+        named = {"initial_state": state, "need_dgamma": self.dgamma, **options}
+        refs = backward(dout.to(dtype), dfinal, q, k, v, gamma, **named)
+        lows = self._low(read, dout, gamma, state, dfinal, options)
         shapes = self.output_shapes(problem)
         names = ("dq", "dk", "dv", "dinitial_state", "dlog2_gamma")
         for name, ref, low in zip(names, refs, lows, strict=True):
@@ -124,7 +144,8 @@ class RetentionBackward(_Way):
                 continue
             if name == "dlog2_gamma":
                 ref, low = (of_gamma * gamma * math.log(2) for of_gamma in (ref, low))
-                low = moved_off(ref, low, _rounded_shares(read[0], refs[0], gamma))
+                width = _rounded_shares(read[0], refs[0], gamma, _positions(read[0], options))
+                low = moved_off(ref, low, width)
             yield name, ref.reshape(shapes[name][0]), low.reshape(shapes[name][0])
 
     def _low(
@@ -134,12 +155,13 @@ class RetentionBackward(_Way):
         gamma: torch.Tensor,
         state: torch.Tensor | None,
         dfinal: torch.Tensor | None,
+        options: dict[str, Any],
     ) -> list[torch.Tensor | None]:
         """Gradients of the formula in the input dtype; None where there is nothing to differentiate by."""
         with torch.enable_grad():
             q, k, v, decays = (tensor.detach().requires_grad_() for tensor in (*read, gamma))
             start = None if state is None else state.detach().requires_grad_()
-            o, final = retention_low(q, k, v, decays, initial_state=start)
+            o, final = _of_sequences(retention_low, **options)(q, k, v, decays, initial_state=start)
             wanted = [q, k, v, start, decays if self.dgamma else None]
             leaves = [leaf for leaf in wanted if leaf is not None]
             gradients = iter(binding.gradients_of_formula([(o, dout), (final, dfinal)], leaves))
@@ -151,9 +173,31 @@ def _as_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1, -1, *tensor.shape[2:]) if tensor.dim() == 4 else tensor
 
 
-def _rounded_shares(q: torch.Tensor, dq: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-    """The effect of rounding every token's share ``q . dq`` to q's dtype on the gradient of log2 gamma."""
+def _packing(inputs: Inputs) -> dict[str, Any]:
+    """The argument of references that says where packed sequences end; empty where batch entries are sequences."""
+    return {name: inputs.tensors[name] for name in ("cu_seqlens",) if name in inputs.tensors}
+
+
+def _of_sequences(reference: Any, **options: Any) -> Any:
+    """A reference of one sequence, or the same of packed ones."""
+    return partial(retention_packed, reference, **options) if options else reference
+
+
+def _positions(q: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    """The positions of tokens in their sequences, from 1: fp64 ``[seqlen]``."""
     index = torch.arange(1, q.shape[2] + 1, dtype=torch.float64, device=q.device)
+    for rows in rows_of(options["cu_seqlens"]) if options else []:
+        index[rows] -= rows.start
+    return index
+
+
+def _rounded_shares(
+    q: torch.Tensor, dq: torch.Tensor, gamma: torch.Tensor, index: torch.Tensor
+) -> torch.Tensor:
+    """The effect of rounding every token's share ``q . dq`` to q's dtype on the gradient of log2 gamma.
+
+    ``index`` are the tokens' positions, from 1.
+    """
     reach = index.minimum(1.0 / (1.0 - gamma[:, None]).clamp(min=2.0**-60))
     shares = (q.double() * dq.double()).sum(-1)[0] * reach
     unit = torch.finfo(q.dtype).eps / 2
@@ -166,13 +210,13 @@ _STATES = RetentionForward(
 )
 _FINAL = RetentionForward(final=True, edge=3, note=", with the final state, gammas of all sizes")
 
-FORWARD: tuple[Binding, ...] = (RetentionForward(), _STATES, _FINAL)
+FORWARD: tuple[RetentionForward, ...] = (RetentionForward(), _STATES, _FINAL)
 DECODING: tuple[Binding, ...] = (
     RetentionForward(initial=True, final=True, note=", with states"),
     _STATES,
     _FINAL,
 )
-BACKWARD: tuple[Binding, ...] = (
+BACKWARD: tuple[RetentionBackward, ...] = (
     RetentionBackward(),
     RetentionBackward(
         initial=True, final=True, dgamma=True, edge=1, note=", to states and gammas of all sizes"
@@ -187,4 +231,9 @@ def ways(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call the kernels of a retention problem, the one that is timed first."""
     if problem.decodes:
         return DECODING
-    return FORWARD if problem.direction == "forward" else BACKWARD
+    usual: tuple[RetentionForward | RetentionBackward, ...]
+    usual = FORWARD if problem.direction == "forward" else BACKWARD
+    if not problem.packed:
+        return usual
+    note = ", with sequences of length 0 and 1"
+    return (usual[0], *(replace(way, ragged=True, note=way.note + note) for way in usual[1:]))

@@ -12,4 +12,4 @@ def scalars(problem: Problem, scale: float) -> dict[str, float]:
         problem: gives them.
         scale: the factor of Q K^T.
     """
-    return {"seqlen": problem.seqlen_q, "scale": scale}
+    return {"seqlen": problem.seqlen_q, "scale": scale, "total": problem.packed_rows[0]}

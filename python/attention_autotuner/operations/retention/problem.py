@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...core.modifications import PACKED
 from ...core.operation import Semantics, require
 from ...core.problem import Problem
 
@@ -11,6 +12,7 @@ MAX_SEQUENCES = 65535  # batch times heads: the second extent of a CUDA grid
 STATE_BYTES = 4  # fp32
 # Tokens that the reference holds scores of, generously; a state stands for the rest.
 SEEN_AT_ONCE = 1024
+PACKED_FORMS = ("auto", "chunkwise")  # a state for each sequence passes from chunk to chunk
 LONG_SEQLEN = 2 * 2048 + 37  # more than two super-chunks
 
 
@@ -33,6 +35,14 @@ class RetentionSemantics(Semantics):
             problem.seqlen_q == problem.seqlen_k,
             f"retention takes as many queries as keys, got {problem.seqlen_q} and {problem.seqlen_k}",
         )
+        rows_q, rows_k = problem.packed_rows
+        require(
+            rows_q == rows_k, f"packed_rows of retention must be equal, got {rows_q} and {rows_k}"
+        )
+        require(
+            not problem.packed or problem.form in PACKED_FORMS,
+            f"form of packed sequences must be one of {PACKED_FORMS}, got {problem.form!r}",
+        )
 
     def has_forms(self, problem: Problem) -> bool:
         """Forward has."""
@@ -41,7 +51,7 @@ class RetentionSemantics(Semantics):
     def decodes(self, problem: Problem) -> bool:
         """Forward by its recurrent form, or of a single token."""
         short = problem.form == "recurrent" or problem.seqlen_q == 1
-        return problem.direction == "forward" and short
+        return problem.direction == "forward" and short and not problem.packed
 
     def keys_scored(self, problem: Problem) -> int:
         """The keys of a few chunks: a state stands for the rest."""
@@ -54,18 +64,24 @@ class RetentionSemantics(Semantics):
         length = max(seqlen_q, seqlen_k)
         odd = replace(problem, seqlen_q=length, seqlen_k=length)
         few = replace(odd, batch=1, heads_q=4, heads_kv=2)
-        return [odd, replace(few, seqlen_q=LONG_SEQLEN, seqlen_k=LONG_SEQLEN)]
+        long = replace(few, seqlen_q=LONG_SEQLEN, seqlen_k=LONG_SEQLEN)
+        if problem.packed:
+            rows = problem.batch * length // 3 + 1
+            odd = replace(odd, packed_rows=(rows, rows))
+            long = replace(long, batch=3, packed_rows=(2 * LONG_SEQLEN, 2 * LONG_SEQLEN))
+        return [odd, long]
 
     def flops(self, problem: Problem) -> int:
         """The recurrence's: 2 b h s dqk dv for each product of a token with a state, two forward, five back."""
         products = 2 if problem.direction == "forward" else 5
-        rows = 2 * problem.batch * problem.heads_q * problem.seqlen_q
+        batch, seqlen, _ = problem.extents
+        rows = 2 * batch * problem.heads_q * seqlen
         return rows * problem.dim_qk * problem.dim_v * products
 
     def bytes_moved(self, problem: Problem) -> int:
         """Each tensor once, and a state in and out (and its gradient); backward reads no o and no LSE."""
-        rows_q = problem.batch * problem.heads_q * problem.seqlen_q
-        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        batch, of_q, of_k = problem.extents
+        rows_q, rows_k = batch * problem.heads_q * of_q, batch * problem.heads_kv * of_k
         state = problem.batch * problem.heads_q * problem.dim_qk * problem.dim_v
         states, dims = 2 * STATE_BYTES * state, problem.dim_qk + problem.dim_v
         if problem.direction == "forward":
@@ -74,5 +90,9 @@ class RetentionSemantics(Semantics):
 
 
 SEMANTICS = RetentionSemantics(
-    op="retention", scores={"none": "decayed"}, carries_state=True, small_step="none"
+    op="retention",
+    scores={"none": "decayed"},
+    carries_state=True,
+    modifications=(PACKED,),
+    small_step="none",
 )

@@ -9,7 +9,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/gamma.cuh"
 #include "attention_autotuner/chunks_sm80/launch.cuh"
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/checks.cuh"
@@ -24,7 +24,8 @@ inline constexpr int kReduceHeadsBlocks = 512;
 
 template <typename Config>
 struct ChunksBackwardEntry {
-  using Params = RetentionBackwardParams;
+  static constexpr bool kPacked = kIsPacked<Config>;
+  using Params = std::conditional_t<kPacked, PackedRetentionBackwardParams, RetentionBackwardParams>;
   using Element = typename Config::Element;
   using Dq = ChunkTraits<Config, typename Config::Dq, ChunkResult::kDq>;
   using Dk = ChunkTraits<Config, typename Config::Dk, ChunkResult::kDk>;
@@ -52,8 +53,8 @@ struct ChunksBackwardEntry {
         .then([&] { return prepare_chunks<Dk, false>(device); })
         .then([&] { return prepare_chunks<Dv, false>(device); })
         .then([&] { return prepare_chunks<StatesTraits<Config, Dv>, true>(device); })
-        .then([&] { return prepare_kernel_of(retention_scan<false>, kStateThreads, 0); })
-        .then([&] { return prepare_kernel_of(retention_scan<true>, kStateThreads, 0); })
+        .then([&] { return prepare_scan<false, kPacked>(device); })
+        .then([&] { return prepare_scan<true, kPacked>(device); })
         .then([&] { return prepare_kernel_of(retention_reduce_heads<Element>, kStateThreads, 0); })
         .then([&] { return prepare_kernel_of(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
         .then([&] { return prepare_kernel_of(retention_gamma_pass<Dq>, Dq::kThreads, Dq::kSmemBytes); })
@@ -70,6 +71,16 @@ struct ChunksBackwardEntry {
     return prepare_kernel(retention_scores<Scores>, Scores::kThreads, Scores::kSmemBytes, device, &resident);
   }
 
+  static SuperChunks cut_of(Params const& p) {
+    bool const gamma_too = p.dlog2_gamma != nullptr;
+    int const wanted = gamma_too ? kGammaSuperChunk : Config::kSuperChunk;
+    if constexpr (kPacked) {
+      return packed_super_chunks(p, Config::kChunk, gamma_too ? wanted : packed_super_chunk(p, wanted));
+    } else {
+      int64_t const ctas = int64_t(p.batch) * p.heads_q * minimum(Dq::kSlices, Dv::kSlices);
+      return {p.seqlen, Config::kChunk, wanted, gamma_too ? kEnoughPieces : ctas};
+    }
+  }
   struct Workspace {
     SuperChunks cut;
     bool stores_states;
@@ -79,14 +90,11 @@ struct ChunksBackwardEntry {
     Element *scores_qk, *scores_v;
     int64_t bytes;
 
-    Workspace(Params const& p, void* base)
-        : cut(p.seqlen, Config::kChunk, p.dlog2_gamma != nullptr ? kGammaSuperChunk : Config::kSuperChunk,
-              p.dlog2_gamma != nullptr ? kEnoughPieces
-                                       : int64_t(p.batch) * p.heads_q * minimum(Dq::kSlices, Dv::kSlices)) {
+    Workspace(Params const& p, void* base) : cut(cut_of(p)) {
       bool const gamma_too = p.dlog2_gamma != nullptr, grouped = p.heads_q != p.heads_kv;
-      stores_states = cut.supers > 1 || gamma_too;
+      stores_states = cut.divided() || gamma_too;
       WorkspaceLayout layout(base);
-      int64_t const sequences = int64_t(p.batch) * p.heads_q, rows = sequences * p.seqlen;
+      int64_t const sequences = int64_t(batch_of_rows(p)) * p.heads_q, rows = sequences * rows_of(p);
       int64_t const elements = int64_t(p.dim_qk) * p.dim_v;
       states = layout.take<float>(stores_states, sequences * cut.slots * elements);
       gradients = layout.take<float>(stores_states, sequences * cut.slots * elements);
@@ -112,11 +120,11 @@ struct ChunksBackwardEntry {
     return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
   }
   static int32_t check(Params const& p, void* workspace, int64_t bytes) {
+    int const batch = batch_of_rows(p), rows = rows_of(p);
     bool const pointers = takes_retention_inputs(p, Config::kCopyBytes) &&
-                          aligned(p.dout, Config::kCopyBytes, p.batch, p.heads_q, p.seqlen) &&
-                          aligned(p.dq, 16, p.batch, p.heads_q, p.seqlen) &&
-                          aligned(p.dk, 16, p.batch, p.heads_kv, p.seqlen) &&
-                          aligned(p.dv, 16, p.batch, p.heads_kv, p.seqlen) &&
+                          aligned(p.dout, Config::kCopyBytes, batch, p.heads_q, rows) &&
+                          aligned(p.dq, 16, batch, p.heads_q, rows) && aligned(p.dk, 16, batch, p.heads_kv, rows) &&
+                          aligned(p.dv, 16, batch, p.heads_kv, rows) &&
                           reinterpret_cast<uintptr_t>(workspace) % 16 == 0 && (bytes == 0 || workspace != nullptr);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
@@ -124,17 +132,17 @@ struct ChunksBackwardEntry {
   static int32_t reduce_heads(float const* partial, attention_autotuner_tensor const& out, int group, Params const& p,
                               int columns, cudaStream_t stream) {
     if (partial == nullptr) return ATTENTION_AUTOTUNER_OK;
-    int const sequences = p.batch * p.heads_q / group;
-    int64_t const blocks = (int64_t(p.seqlen) * columns / 2 + kStateThreads - 1) / kStateThreads;
+    int const sequences = batch_of_rows(p) * p.heads_q / group;
+    int64_t const blocks = (int64_t(rows_of(p)) * columns / 2 + kStateThreads - 1) / kStateThreads;
     dim3 const grid(blocks < kReduceHeadsBlocks ? int(blocks) : kReduceHeadsBlocks, sequences);
     retention_reduce_heads<Element>
-        <<<grid, kStateThreads, 0, stream>>>(partial, out, group, p.heads_q, p.seqlen, columns);
+        <<<grid, kStateThreads, 0, stream>>>(partial, out, group, p.heads_q, rows_of(p), columns);
     return cuda_status(cudaGetLastError());
   }
 
   // One of the three passes.
   template <typename T>
-  static int32_t launch_pass(ChunkArguments arguments, Params const& p, attention_autotuner_tensor const& x,
+  static int32_t launch_pass(typename T::Arguments arguments, Params const& p, attention_autotuner_tensor const& x,
                              attention_autotuner_tensor const& y, attention_autotuner_tensor const& z,
                              attention_autotuner_tensor const& out, float* partial, Element const* scores,
                              cudaStream_t stream) {
@@ -144,7 +152,7 @@ struct ChunksBackwardEntry {
     arguments.out = out;
     arguments.partial = partial;
     arguments.scores = scores;
-    return launch_chunks<T, false>(arguments, p.dim_qk, p.dim_v, p.batch, stream);
+    return launch_chunks<T, false>(arguments, p.dim_qk, p.dim_v, batch_of_rows(p), stream);
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -154,24 +162,25 @@ struct ChunksBackwardEntry {
     status = check(p, workspace, w.bytes);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    ChunkArguments forward = common_arguments(p, w.cut), reversed = forward;
+    typename Dq::Arguments forward = pass_arguments(p, w.cut), reversed = forward;
+    int const batch = batch_of_rows(p);
     Steps steps;
     if constexpr (kPrecomputedQK) {
-      steps.then([&] { return launch_scores<ScoresQK>(p.q, p.k, p.dim_qk, forward, w.scores_qk, p.batch, stream); });
+      steps.then([&] { return launch_scores<ScoresQK>(p.q, p.k, p.dim_qk, forward, w.scores_qk, batch, stream); });
     }
     if constexpr (kPrecomputedV) {
-      steps.then([&] { return launch_scores<ScoresV>(p.dout, p.v, p.dim_v, forward, w.scores_v, p.batch, stream); });
+      steps.then([&] { return launch_scores<ScoresV>(p.dout, p.v, p.dim_v, forward, w.scores_v, batch, stream); });
     }
     forward.first_states = p.initial_state;
     reversed.first_states = p.dfinal_state;
-    ChunkArguments reversed_dv = reversed;
+    auto reversed_dv = reversed;
     reversed_dv.last_states = p.dinitial_state;
     if (w.stores_states) {
-      ChunkArguments summing = forward;
+      auto summing = forward;
       summing.y = p.v;
       summing.z = p.k;
       steps.then([&] {
-        return launch_states<Config, Dq>(summing, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch,
+        return launch_states<Config, Dq>(summing, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, batch,
                                          stream);
       });
       summing.y = p.q;
@@ -197,16 +206,18 @@ struct ChunksBackwardEntry {
   }
 
   static int32_t launch_gamma(Params const& p, Workspace const& w, cudaStream_t stream) {
-    int const sequences = p.batch * p.heads_q;
-    ChunkArguments keys = common_arguments(p, w.cut), queries = keys;
+    int const sequences = batch_of_rows(p) * p.heads_q;
+    auto keys = pass_arguments(p, w.cut), queries = keys;
     keys.y = p.v;
     keys.z = p.k;
     queries.y = p.q;
     queries.z = p.dout;
-    GammaPairsArguments const pairs{p.q,           p.k,          p.v,       p.dout,
-                                    w.gamma_pairs, p.log2_gamma, p.seqlen,  w.cut.super_chunk,
-                                    p.dim_qk,      p.dim_v,      p.scale,   Divider::by(w.gamma_tiles),
-                                    keys.supers,   keys.heads,   keys.group};
+    typename Pairs::Arguments pairs{};
+    static_cast<GammaPairsArguments&>(pairs) = {p.q,           p.k,          p.v,       p.dout,
+                                                w.gamma_pairs, p.log2_gamma, p.seqlen,  w.cut.super_chunk,
+                                                p.dim_qk,      p.dim_v,      p.scale,   Divider::by(w.gamma_tiles),
+                                                keys.supers,   keys.heads,   keys.group};
+    if constexpr (kPacked) pairs.packed = keys.packed;
     int64_t const ctas = int64_t(sequences) * w.cut.supers * w.gamma_tiles;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     retention_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
@@ -222,13 +233,13 @@ struct ChunksBackwardEntry {
         .status();
   }
   template <typename T>
-  static int32_t launch_gamma_pass(ChunkArguments arguments, Params const& p, Workspace const& w, float* partial,
+  static int32_t launch_gamma_pass(typename T::Arguments arguments, Params const& p, Workspace const& w, float* partial,
                                    cudaStream_t stream) {
     arguments.depth = T::kTransposed ? p.dim_v : p.dim_qk;
     arguments.columns = T::kTransposed ? p.dim_qk : p.dim_v;
-    int64_t const ctas = int64_t(p.batch) * p.heads_q * w.cut.supers * T::kSlices;
+    int64_t const ctas = int64_t(batch_of_rows(p)) * p.heads_q * w.cut.supers * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    GammaPassArguments const mine{arguments, w.states, w.gradients, partial};
+    GammaPassArguments<typename T::Arguments> const mine{arguments, w.states, w.gradients, partial};
     retention_gamma_pass<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(mine);
     return cuda_status(cudaGetLastError());
   }

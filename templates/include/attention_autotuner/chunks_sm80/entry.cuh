@@ -5,7 +5,7 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/launch.cuh"
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"
@@ -15,7 +15,8 @@ namespace attention_autotuner {
 
 template <typename Config>
 struct ChunksEntry {
-  using Params = RetentionForwardParams;
+  static constexpr bool kPacked = kIsPacked<Config>;
+  using Params = std::conditional_t<kPacked, PackedRetentionForwardParams, RetentionForwardParams>;
   using T = ChunkTraits<Config, typename Config::Output, ChunkResult::kOutput>;
   using Scores = ScoresTraits<Config, Config::kPaddedDimQK>;
   static_assert(Config::kSuperChunk % Config::kChunk == 0, "super_chunk_multiple_of_chunk");
@@ -34,23 +35,29 @@ struct ChunksEntry {
       }
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status = prepare_kernel(retention_scan<false>, kStateThreads, 0, device, &resident);
+      status = prepare_scan<false, kPacked>(device);
     }
     if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return status;
   }
 
+  static SuperChunks cut_of(Params const& p) {
+    if constexpr (kPacked) {
+      return packed_super_chunks(p, T::kChunk, packed_super_chunk(p, Config::kSuperChunk));
+    } else {
+      return {p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices};
+    }
+  }
   struct Workspace {
     SuperChunks cut;
     float* states;
     typename T::Element* scores;
     int64_t bytes;
 
-    Workspace(Params const& p, void* base)
-        : cut(p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices) {
+    Workspace(Params const& p, void* base) : cut(cut_of(p)) {
       WorkspaceLayout layout(base);
-      int64_t const sequences = int64_t(p.batch) * p.heads_q;
-      states = layout.take<float>(cut.supers > 1, sequences * cut.slots * p.dim_qk * p.dim_v);
+      int64_t const sequences = int64_t(batch_of_rows(p)) * p.heads_q;
+      states = layout.take<float>(cut.divided(), sequences * cut.slots * p.dim_qk * p.dim_v);
       scores = layout.take<typename T::Element>(T::kPrecomputed, score_elements(sequences, cut, T::kChunk));
       bytes = layout.used();
     }
@@ -70,7 +77,8 @@ struct ChunksEntry {
     status = check_retention_forward_launch(p, Config::kCopyBytes, workspace, places.bytes,
                                             prepared[device].load(std::memory_order_relaxed));
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    ChunkArguments arguments = common_arguments(p, places.cut);
+    auto arguments = pass_arguments(p, places.cut);
+    int const batch = batch_of_rows(p);
     arguments.x = p.q;
     arguments.y = p.k;
     arguments.z = p.v;
@@ -80,24 +88,24 @@ struct ChunksEntry {
     arguments.last_states = p.final_state;
     Steps steps;
     if constexpr (T::kPrecomputed) {
-      steps.then([&] { return launch_scores<Scores>(p.q, p.k, p.dim_qk, arguments, places.scores, p.batch, stream); });
+      steps.then([&] { return launch_scores<Scores>(p.q, p.k, p.dim_qk, arguments, places.scores, batch, stream); });
     }
     if constexpr (Config::kSuperChunk != 0) {
-      if (places.cut.supers > 1) {
+      if (places.cut.divided()) {
         steps.then([&] {
           return launch_states<Config, T>(arguments, places.cut, places.states, p.initial_state, p.final_state,
-                                          p.dim_qk, p.dim_v, p.batch, stream);
+                                          p.dim_qk, p.dim_v, batch, stream);
         });
         arguments.first_states = places.states;
         arguments.first_slots = places.cut.slots;
         arguments.last_states = nullptr;
       }
     }
-    return steps.then([&] { return launch_chunks<T, false>(arguments, p.dim_qk, p.dim_v, p.batch, stream); }).status();
+    return steps.then([&] { return launch_chunks<T, false>(arguments, p.dim_qk, p.dim_v, batch, stream); }).status();
   }
 
   static attention_autotuner_kernel_info info() {
-    return kernel_info<Config>(T::kChunk, T::kColumns, T::kThreads, T::kSmemBytes);
+    return kernel_info<Config, Params>(T::kChunk, T::kColumns, T::kThreads, T::kSmemBytes);
   }
 };
 

@@ -17,7 +17,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/mainloop.cuh"
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
@@ -46,9 +46,23 @@ __device__ __forceinline__ float warp_sum(float value) {
 
 // --- both ends in the super-chunk ------------------------------------------------------------------------------------
 
+struct GammaPairsArguments {
+  attention_autotuner_tensor q, k, v, dout;
+  float* partial;  // [batch, heads, supers, tiles of a super-chunk, warps]
+  float const* log2_gamma;
+  int seqlen, super_chunk, dim_qk, dim_v;
+  float scale;
+  Divider tiles, supers, heads, group;
+};
+struct PackedGammaPairsArguments : GammaPairsArguments {
+  PackedSuperChunks packed;
+};
+
 template <typename Config>
 struct GammaPairsTraits {
   using Element = typename Config::Element;
+  using Arguments = std::conditional_t<kIsPacked<Config>, PackedGammaPairsArguments, GammaPairsArguments>;
+  static constexpr bool kPacked = kIsPacked<Config>;
   static constexpr int kRows = 64;   // tokens of a tile, of queries and of keys
   static constexpr int kSlice = 64;  // of the inner dimensions, one after the other
   static constexpr int kSlicesQK = divide_up(Config::kPaddedDimQK, kSlice);
@@ -62,19 +76,10 @@ struct GammaPairsTraits {
   static constexpr int kSmemBytes = kStages * 2 * Tile::kBytes;
 };
 
-struct GammaPairsArguments {
-  attention_autotuner_tensor q, k, v, dout;
-  float* partial;  // [batch, heads, supers, tiles of a super-chunk, warps]
-  float const* log2_gamma;
-  int seqlen, super_chunk, dim_qk, dim_v;
-  float scale;
-  Divider tiles, supers, heads, group;
-};
-
 // A CTA takes kRows queries of a super-chunk, with all the keys before them in it.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads)
-    retention_gamma_pairs(GammaPairsArguments const __grid_constant__ arguments) {
+    retention_gamma_pairs(typename T::Arguments const __grid_constant__ arguments) {
   using Element = typename T::Element;
   using Tile = typename T::Tile;
   using Copy = typename T::Copy;
@@ -89,8 +94,14 @@ __global__ void __launch_bounds__(T::kThreads)
   int index = int(blockIdx.x);
   int const tile = split(index, arguments.tiles), super = split(index, arguments.supers);
   int const head = split(index, arguments.heads), kv_head = arguments.group.divide(head), batch = index;
-  int const start = super * arguments.super_chunk, row0 = tile * T::kRows;
-  int const length = minimum(arguments.super_chunk, arguments.seqlen - start);
+  int start = super * arguments.super_chunk, seqlen = arguments.seqlen, first_row = 0;
+  if constexpr (T::kPacked) {
+    SuperChunkPlace const here = arguments.packed.find(super);
+    start = here.super * arguments.super_chunk;
+    seqlen = here.behind ? 0 : here.length;
+    first_row = here.first_row;
+  }
+  int const row0 = tile * T::kRows, length = minimum(arguments.super_chunk, seqlen - start);
   int const count = row0 < length ? (tile + 1) * T::kSlices : 0;  // of slices, of all tiles of keys
   Element const* const q = head_data<Element>(arguments.q, batch, head);
   Element const* const k = head_data<Element>(arguments.k, batch, kv_head);
@@ -98,8 +109,8 @@ __global__ void __launch_bounds__(T::kThreads)
   Element const* const dout = head_data<Element>(arguments.dout, batch, head);
   auto copy = [&](uint32_t target, Element const* data, int64_t stride_row, int first, int column, int columns) {
     Copy::copy(target + Copy::offset(thread),
-               data + (start + first + Copy::row(thread)) * stride_row + column + Copy::column(thread), stride_row,
-               length - first, columns - column);
+               data + (first_row + start + first + Copy::row(thread)) * stride_row + column + Copy::column(thread),
+               stride_row, length - first, columns - column);
   };
   auto fetch = [&](int step) {
     if (step < count) {
@@ -158,8 +169,9 @@ __global__ void __launch_bounds__(T::kThreads)
 
 // --- beyond the super-chunk ------------------------------------------------------------------------------------------
 
+template <typename Arguments>
 struct GammaPassArguments {
-  ChunkArguments chunks;   // but for the states
+  Arguments chunks;        // but for the states
   float const* states;     // [batch, heads, supers, dim_qk, dim_v], before each super-chunk
   float const* gradients;  // the same of the states after each
   float* partial;          // [batch, heads, supers, slices, warps]
@@ -170,15 +182,18 @@ template <typename T>
 struct GammaWarp : ChunkWarp<T, true> {
   using Base = ChunkWarp<T, true>;
 
-  __device__ __forceinline__ GammaWarp(ChunkArguments const& arguments, uint32_t smem, int index)
+  __device__ __forceinline__ GammaWarp(typename T::Arguments const& arguments, uint32_t smem, int index)
       : Base(arguments, smem, index) {}
 
-  __device__ __forceinline__ float run(GammaPassArguments const& mine) {
+  __device__ __forceinline__ float run(GammaPassArguments<typename T::Arguments> const& mine) {
     constexpr int kStages = minimum(T::kStages, 2);
-    ChunkArguments const& arguments = this->arguments;
+    auto const& arguments = this->arguments;
     int const start = super * arguments.super_chunk;
-    int const length = minimum(arguments.super_chunk, arguments.seqlen - start);
-    int64_t const place = this->state_place(arguments.supers.divisor, this->super);
+    int const length = minimum(arguments.super_chunk, sequence.readable(arguments) - start);
+    if constexpr (T::kPacked) {
+      if (length <= 0) return 0.0f;
+    }
+    int64_t const place = this->state_place(arguments.supers.divisor, sequence.slot(super));
     // No n gamma^n exceeds 1 / (e -ln gamma). Tokens get fractions of that, for the sake of the 16-bit type.
     float const most = fminf(float(length), kLog2E / (kE * fabsf(this->log2_gamma))), rest = 1.0f / most;
     auto share = [&](float n) {  // of tokens beyond the sequence, none
@@ -187,13 +202,14 @@ struct GammaWarp : ChunkWarp<T, true> {
     };
     auto fetch = [&](int chunk, int stage) {
       if (chunk < this->end) {
-        int const thread = thread_index(), row = chunk * T::kChunk, rows = arguments.seqlen - row;
+        int const thread = thread_index(), row = chunk * T::kChunk, rows = sequence.readable(arguments) - row;
+        int const tensor_row = sequence.first_row + row;
         uint32_t const base = smem + stage * T::kStageBytes;
         CopyY::copy(base + T::kYOffset + CopyY::offset(thread),
-                    this->y() + (row + CopyY::row(thread)) * arguments.y.stride_row + CopyY::column(thread),
+                    this->y() + (tensor_row + CopyY::row(thread)) * arguments.y.stride_row + CopyY::column(thread),
                     arguments.y.stride_row, rows, arguments.depth);
         CopyZ::copy(base + T::kZOffset + CopyZ::offset(thread),
-                    this->z() + (row + CopyZ::row(thread)) * arguments.z.stride_row + CopyZ::column(thread),
+                    this->z() + (tensor_row + CopyZ::row(thread)) * arguments.z.stride_row + CopyZ::column(thread),
                     arguments.z.stride_row, rows, arguments.columns - this->slice * T::kColumns);
       }
       cute::cp_async_fence();
@@ -226,13 +242,14 @@ struct GammaWarp : ChunkWarp<T, true> {
   static constexpr float kE = 2.718281828459045f;
   using CopyY = typename Base::CopyX;
   using CopyZ = typename Base::CopyZ;
+  using Base::sequence;
   using Base::smem;
   using Base::super;
 };
 
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
-    retention_gamma_pass(GammaPassArguments const __grid_constant__ arguments) {
+    retention_gamma_pass(GammaPassArguments<typename T::Arguments> const __grid_constant__ arguments) {
   extern __shared__ __align__(128) char smem_bytes[];
   GammaWarp<T> warp(arguments.chunks, shared_address(smem_bytes), int(blockIdx.x));
   float const sum = warp.run(arguments);

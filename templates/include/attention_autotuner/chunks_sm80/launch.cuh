@@ -5,7 +5,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/mainloop.cuh"
 #include "attention_autotuner/chunks_sm80/scores.cuh"
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/states.cuh"
@@ -20,8 +20,18 @@ inline int32_t prepare_chunks(int32_t device) {
   return prepare_kernel(retention_chunks<T, StatesOnly>, T::kThreads, T::kSmemBytes, device, &resident);
 }
 
+template <bool Reversed, bool Packed>
+inline int32_t prepare_scan(int32_t device) {
+  int resident = 0;
+  if constexpr (Packed) {
+    return prepare_kernel(retention_scan_packed<Reversed>, kStateThreads, 0, device, &resident);
+  } else {
+    return prepare_kernel(retention_scan<Reversed>, kStateThreads, 0, device, &resident);
+  }
+}
+
 template <typename T, bool StatesOnly>
-inline int32_t launch_chunks(ChunkArguments arguments, int dim_qk, int dim_v, int batch, cudaStream_t stream) {
+inline int32_t launch_chunks(typename T::Arguments arguments, int dim_qk, int dim_v, int batch, cudaStream_t stream) {
   arguments.depth = T::kTransposed ? dim_v : dim_qk;
   arguments.columns = T::kTransposed ? dim_qk : dim_v;
   int64_t const ctas = int64_t(batch) * arguments.heads.divisor * arguments.supers.divisor * T::kSlices;
@@ -55,26 +65,46 @@ inline int32_t launch_states(ChunkArguments arguments, SuperChunks const& cut, f
   return cuda_status(cudaGetLastError());
 }
 
+// The same of packed sequences, into [heads, cut.slots, dim_qk, dim_v].
+template <typename Config, typename T>
+inline int32_t launch_states(PackedChunkArguments arguments, SuperChunks const& cut, float* states, float const* first,
+                             float* last, int dim_qk, int dim_v, int, cudaStream_t stream) {
+  arguments.first_states = nullptr;
+  arguments.last_states = states;
+  arguments.last_slots = cut.slots;
+  arguments.sums_last = last != nullptr;
+  int32_t const status = launch_chunks<StatesTraits<Config, T>, true>(arguments, dim_qk, dim_v, 1, stream);
+  if (status != ATTENTION_AUTOTUNER_OK) return status;
+  PackedSuperChunks const& packed = arguments.packed;
+  int const elements = dim_qk * dim_v, heads = arguments.heads.divisor;
+  dim3 const grid(divide_up(elements, kStateThreads), packed.sequences.sequences * heads);
+  retention_scan_packed<T::kReversed><<<grid, kStateThreads, 0, stream>>>(states, first, last, arguments.log2_gamma,
+                                                                          heads, cut.slots, elements, packed);
+  return cuda_status(cudaGetLastError());
+}
+
 // Elements of the scores of all chunks.
 inline int64_t score_elements(int64_t sequences, SuperChunks const& cut, int chunk) {
   return sequences * cut.chunks * chunk * chunk;
 }
 
-template <typename T>
+template <typename T, typename Chunks>
 inline int32_t launch_scores(attention_autotuner_tensor const& a, attention_autotuner_tensor const& b, int depth,
-                             ChunkArguments const& arguments, void* scores, int batch, cudaStream_t stream) {
+                             Chunks const& arguments, void* scores, int batch, cudaStream_t stream) {
   int64_t const ctas = int64_t(batch) * arguments.heads.divisor * arguments.chunks;
   if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-  ScoresArguments const mine{a,
-                             b,
-                             scores,
-                             arguments.log2_gamma,
-                             arguments.seqlen,
-                             depth,
-                             arguments.scale,
-                             Divider::by(arguments.chunks),
-                             arguments.heads,
-                             arguments.group};
+  typename T::Arguments mine{};
+  static_cast<ScoresArguments&>(mine) = {a,
+                                         b,
+                                         scores,
+                                         arguments.log2_gamma,
+                                         arguments.seqlen,
+                                         depth,
+                                         arguments.scale,
+                                         Divider::by(arguments.chunks),
+                                         arguments.heads,
+                                         arguments.group};
+  if constexpr (T::kPacked) mine.sequences = arguments.packed.sequences;
   retention_scores<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(mine);
   return cuda_status(cudaGetLastError());
 }

@@ -17,7 +17,7 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/state.cuh"
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
@@ -49,6 +49,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::plan_fetch;
   using Base::power;
   using Base::raise_scale;
+  using Base::sequence;
   using Base::slice;
   using Base::smem;
   using Base::start_fetch;
@@ -259,11 +260,12 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
   // Writes this warp's token tiles as pairs of neighbours, rounded, or to the partial sums.
   __device__ __forceinline__ void write(Output const& out, int chunk) const {
-    int const row0 = chunk * T::kChunk, lane_row = lane_here() / 4, column0 = slice * T::kColumns + warp_column();
+    int const row0 = chunk * T::kChunk, first_row = sequence.first_row + row0, lane_row = lane_here() / 4,
+              column0 = slice * T::kColumns + warp_column();
     if (arguments.partial != nullptr) {
-      int64_t const first_row = (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen + row0;
+      int64_t const row_of_heads = (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen + first_row;
       float* const partial =
-          arguments.partial + (first_row + lane_row) * arguments.columns + column0 + 2 * (lane_here() & 3);
+          arguments.partial + (row_of_heads + lane_row) * arguments.columns + column0 + 2 * (lane_here() & 3);
       write_pairs<true>(out, partial, arguments.columns, row0, column0, [](float* to, float low, float high) {
         *reinterpret_cast<float2*>(to) = make_float2(low, high);
       });
@@ -271,12 +273,12 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     }
     int64_t const stride = arguments.out.stride_row;
     Element* const rows = static_cast<Element*>(arguments.out.data) + batch * arguments.out.stride_batch +
-                          head * arguments.out.stride_head + (row0 + lane_row) * stride + column0 +
+                          head * arguments.out.stride_head + (first_row + lane_row) * stride + column0 +
                           2 * (lane_here() & 3);
     auto const store = [](Element* to, float low, float high) {
       *reinterpret_cast<uint32_t*>(to) = pack_pair<Element>(low, high);
     };
-    if (row0 + T::kChunk <= arguments.seqlen && column0 + T::kWarpColumns <= arguments.columns) {
+    if (row0 + T::kChunk <= sequence.length(arguments) && column0 + T::kWarpColumns <= arguments.columns) {
       write_pairs<false>(out, rows, stride, row0, column0, store);
     } else {
       write_pairs<true>(out, rows, stride, row0, column0, store);
@@ -292,7 +294,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const row = 16 * i + 8 * half;
-        if (Checks && row0 + row + lane_here() / 4 >= arguments.seqlen) continue;
+        if (Checks && row0 + row + lane_here() / 4 >= sequence.length(arguments)) continue;
 #pragma unroll
         for (int n = 0; n < 2 * T::kRowTiles; ++n) {
           if (Checks && column0 + 8 * n + 2 * (lane_here() & 3) >= arguments.columns) continue;
@@ -355,7 +357,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     int stage = 0;
     for (int index = 0; index < count; ++index) {
       int const chunk = chunk_at(index);
-      int const length = minimum(T::kChunk, arguments.seqlen - chunk * T::kChunk);
+      int const length = minimum(T::kChunk, sequence.length(arguments) - chunk * T::kChunk);
       int const empty_stage = stage == 0 ? T::kStages - 1 : stage - 1, ahead = chunk_at(index + kAhead);
       Fetch const fetch = plan_fetch(kAhead > 0 && index + kAhead < count, ahead, empty_stage);
       cute::cp_async_wait<maximum(kAhead - 1, 0)>();
@@ -385,9 +387,12 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
 template <typename T, bool StatesOnly>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
-    retention_chunks(ChunkArguments const __grid_constant__ arguments) {
+    retention_chunks(typename T::Arguments const __grid_constant__ arguments) {
   extern __shared__ __align__(128) char smem_bytes[];
   ChunkWarp<T, StatesOnly> warp(arguments, shared_address(smem_bytes), int(blockIdx.x));
+  if constexpr (T::kPacked) {
+    if (!warp.exists()) return;
+  }
   warp.run();
 }
 

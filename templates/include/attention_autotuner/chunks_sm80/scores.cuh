@@ -1,7 +1,8 @@
 // Decayed scores of every chunk, scale gamma^(i-j) (a_i b_j) for i >= j and 0 above, for passes that read them.
 //
 // A CTA computes one chunk of one head, a warp sixteen of its rows; the inner dimension streams through shared memory
-// in slices. The result is [batch, heads, chunks, chunk, chunk] in the 16-bit type.
+// in slices. The result is [batch, heads, chunks, chunk, chunk] in the 16-bit type; of packed sequences, chunks are
+// numbered over all of them.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -9,6 +10,7 @@
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/sequences.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -17,9 +19,23 @@
 
 namespace attention_autotuner {
 
+struct ScoresArguments {
+  attention_autotuner_tensor a, b;  // of the heads of Q, and of K and V
+  void* scores;
+  float const* log2_gamma;
+  int seqlen, depth;
+  float scale;
+  Divider chunks, heads, group;
+};
+struct PackedScoresArguments : ScoresArguments {
+  CuSeqlens sequences;
+};
+
 template <typename Config, int D>
 struct ScoresTraits {
   using Element = typename Config::Element;
+  using Arguments = std::conditional_t<kIsPacked<Config>, PackedScoresArguments, ScoresArguments>;
+  static constexpr bool kPacked = kIsPacked<Config>;
   static constexpr int kChunk = Config::kChunk;
   static constexpr int kCopyBytes = Config::kCopyBytes;
   static constexpr int kSlice = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16;
@@ -32,17 +48,9 @@ struct ScoresTraits {
   static constexpr int kSmemBytes = kStages * 2 * Tile::kBytes;
 };
 
-struct ScoresArguments {
-  attention_autotuner_tensor a, b;  // of the heads of Q, and of K and V
-  void* scores;
-  float const* log2_gamma;
-  int seqlen, depth;
-  float scale;
-  Divider chunks, heads, group;
-};
-
 template <typename T>
-__global__ void __launch_bounds__(T::kThreads) retention_scores(ScoresArguments const __grid_constant__ arguments) {
+__global__ void __launch_bounds__(T::kThreads)
+    retention_scores(typename T::Arguments const __grid_constant__ arguments) {
   using Element = typename T::Element;
   using Tile = typename T::Tile;
   using Copy = typename T::Copy;
@@ -52,7 +60,15 @@ __global__ void __launch_bounds__(T::kThreads) retention_scores(ScoresArguments 
   int const sequence = arguments.chunks.divide(int(blockIdx.x));
   int const chunk = int(blockIdx.x) - sequence * arguments.chunks.divisor;
   int const batch = arguments.heads.divide(sequence), head = sequence - batch * arguments.heads.divisor;
-  int const row = chunk * T::kChunk + Copy::row(thread), rows = arguments.seqlen - chunk * T::kChunk;
+  int row = chunk * T::kChunk + Copy::row(thread), rows = arguments.seqlen - chunk * T::kChunk;
+  if constexpr (T::kPacked) {
+    CuSeqlens const& sequences = arguments.sequences;
+    SequenceBlock const here = find_block<T::kChunk>(sequences, chunk);
+    if (!here.exists) return;
+    int const first = here.block * T::kChunk;
+    row = sequences.begin(here.sequence) + first + Copy::row(thread);
+    rows = here.sequence == sequences.sequences ? 0 : sequences.length(here.sequence) - first;
+  }
   Element const* const a =
       head_data<Element>(arguments.a, batch, head) + row * arguments.a.stride_row + Copy::column(thread);
   Element const* const b = head_data<Element>(arguments.b, batch, arguments.group.divide(head)) +

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/traits.cuh"
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
@@ -29,9 +29,12 @@ struct StateWarp {
   static constexpr float kFreshScale = 4.0f;
   static constexpr float kLeastUnit = 1e-15f;
 
-  ChunkArguments const& arguments;
+  using Arguments = typename T::Arguments;
+
+  Arguments const& arguments;
   uint32_t const smem;
   int slice, super, head, batch;
+  ChunkSequence<T::kPacked> sequence;
   int first, end;  // chunks
   float log2_gamma;
   Accumulators<T::kRowTiles, T::kDepthTiles> state;  // over the scale
@@ -44,8 +47,17 @@ struct StateWarp {
   __device__ __forceinline__ static int warp_column() { return column_warp() * T::kWarpColumns; }
   __device__ __forceinline__ static int warp_depth() { return depth_warp() * T::kDepth; }
 
-  __device__ __forceinline__ StateWarp(ChunkArguments const& arguments, uint32_t smem, int index)
-      : arguments(arguments), smem(smem) {
+  __device__ __forceinline__ StateWarp(Arguments const& arguments, uint32_t smem, int index)
+      : arguments(arguments), smem(smem), sequence(arguments, place(arguments, index)) {
+    first = super * (arguments.super_chunk / T::kChunk);
+    end = minimum(first + arguments.super_chunk / T::kChunk, sequence.chunks(arguments, T::kChunk));
+    log2_gamma = arguments.log2_gamma[head];
+    unit = T::kReversed ? arguments.scale * exp2f(log2_gamma) : 1.0f;
+    if (fabsf(unit) < kLeastUnit) unit = 1.0f;
+  }
+
+  // Finds slice, super-chunk, head and batch entry of a CTA; of packed sequences, the super-chunk among those of all.
+  __device__ __forceinline__ int& place(Arguments const& arguments, int index) {
     auto take = [&index](Divider const& divider) {
       int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
       index = quotient;
@@ -56,11 +68,17 @@ struct StateWarp {
     super = take(arguments.supers) + arguments.super_offset;
     head = take(arguments.heads);
     batch = index;
-    first = super * (arguments.super_chunk / T::kChunk);
-    end = minimum(first + arguments.super_chunk / T::kChunk, arguments.chunks);
-    log2_gamma = arguments.log2_gamma[head];
-    unit = T::kReversed ? arguments.scale * exp2f(log2_gamma) : 1.0f;
-    if (fabsf(unit) < kLeastUnit) unit = 1.0f;
+    return super;
+  }
+  // Whether there is anything to do: a super-chunk, and where its state alone is summed, someone who reads it.
+  __device__ __forceinline__ bool exists() const {
+    if constexpr (T::kPacked) {
+      SuperChunkPlace const& here = sequence.place;
+      if (!here.exists()) return false;
+      bool const is_last = super == (T::kReversed ? 0 : here.supers - 1);
+      return !StatesOnly || (!here.behind && (arguments.sums_last || !is_last));
+    }
+    return true;
   }
 
   // gamma^n for 0 <= n, and 1 below.
@@ -86,24 +104,26 @@ struct StateWarp {
     }
   }
   __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
-    int64_t const sequence = int64_t(batch) * arguments.heads.divisor + head;
-    return (sequence * slots + (slots > 1 ? slot : 0)) * arguments.depth * arguments.columns;
+    if constexpr (T::kPacked) return sequence.state(arguments, head, slots, slot);
+    int64_t const of_head = int64_t(batch) * arguments.heads.divisor + head;
+    return (of_head * slots + (slots > 1 ? slot : 0)) * arguments.depth * arguments.columns;
   }
   // Of the pieces of this super-chunk, the first in the pass's order.
   __device__ __forceinline__ int first_slot() const {
+    if constexpr (T::kPacked) return sequence.block;
     int const slot = super * arguments.pieces;
     return T::kReversed ? minimum(slot + arguments.pieces, arguments.first_slots) - 1 : slot;
   }
   __device__ __forceinline__ void load_state() {
     clear(state);
     state_scale = kFreshScale;
-    if (StatesOnly || arguments.first_states == nullptr) return;
+    if (StatesOnly || arguments.first_states == nullptr || !sequence.has_state()) return;
     float const* const source = arguments.first_states + state_place(arguments.first_slots, first_slot());
     visit_state([source, this](float& value, int offset) { value = source[offset] / (kFreshScale * unit); });
   }
   __device__ __forceinline__ void store_state() {
-    if (arguments.last_states == nullptr) return;
-    float* const target = arguments.last_states + state_place(arguments.last_slots, super);
+    if (arguments.last_states == nullptr || !sequence.has_state()) return;
+    float* const target = arguments.last_states + state_place(arguments.last_slots, sequence.slot(super));
     visit_state([target, this](float& value, int offset) { target[offset] = value * (state_scale * unit); });
   }
 
@@ -131,11 +151,12 @@ struct StateWarp {
     uint32_t scores_target;
   };
   __device__ __forceinline__ Fetch plan_fetch(bool wanted, int chunk, int stage) const {
-    int const thread = thread_index(), row = chunk * T::kChunk, rows = arguments.seqlen - row;
+    int const thread = thread_index(), row = chunk * T::kChunk, rows = sequence.readable(arguments) - row;
     int const columns = arguments.columns - slice * T::kColumns;
     bool const whole = T::kCopyBytes == 16 && rows >= T::kChunk;
     uint32_t const base = smem + stage * T::kStageBytes;
-    int64_t const row_x = row + CopyX::row(thread), row_z = row + CopyZ::row(thread);
+    int const tensor_row = sequence.first_row + row;
+    int64_t const row_x = tensor_row + CopyX::row(thread), row_z = tensor_row + CopyZ::row(thread);
     Fetch fetch{wanted,
                 whole && arguments.depth >= T::kD,
                 whole && columns >= T::kColumns,
@@ -147,7 +168,8 @@ struct StateWarp {
                 nullptr,
                 0};
     if constexpr (kReadsScores) {
-      int64_t const place = (int64_t(batch) * arguments.heads.divisor + head) * arguments.chunks + chunk;
+      int64_t const place = (int64_t(batch) * arguments.heads.divisor + head) * arguments.chunks +
+                            sequence.first_chunk(T::kChunk) + chunk;
       fetch.scores = static_cast<Element const*>(arguments.scores) +
                      (place * T::kChunk + CopyP::row(thread)) * T::kChunk + CopyP::column(thread);
       fetch.scores_target = base + T::kPOffset + CopyP::offset(thread);
@@ -156,7 +178,7 @@ struct StateWarp {
   }
   __device__ __forceinline__ void start_fetch(Fetch const& fetch, int chunk) const {
     if (!fetch.wanted || (fetch.exact_depth && fetch.exact_columns)) return;
-    int const rows = arguments.seqlen - chunk * T::kChunk;
+    int const rows = sequence.readable(arguments) - chunk * T::kChunk;
     if (!fetch.exact_depth) {
       if constexpr (!StatesOnly) CopyX::copy(fetch.xy, fetch.x, arguments.x.stride_row, rows, arguments.depth);
       CopyX::copy(fetch.xy + T::kYOffset, fetch.y, arguments.y.stride_row, rows, arguments.depth);

@@ -11,9 +11,10 @@
 // Every static_assert here is the twin of a named predicate in kernels/chunks_sm80/rules.py.
 #pragma once
 
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/score/modifications.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
@@ -27,6 +28,8 @@ template <typename Config, typename PassType, ChunkResult kResultOf, bool kState
 struct ChunkTraits {
   using Element = typename Config::Element;
   using Pass = PassType;
+  static constexpr bool kPacked = kIsPacked<Config>;
+  using Arguments = typename ChunkSequence<kPacked>::Arguments;
   static constexpr ChunkResult kResult = kResultOf;
   // Time runs backwards. X then has the heads of K and V, Y and Z those of Q; else the other way round.
   static constexpr bool kReversed = kResult == ChunkResult::kDk || kResult == ChunkResult::kDv;

@@ -3,12 +3,30 @@
 #pragma once
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 
 namespace attention_autotuner {
 
 inline constexpr int kStateThreads = 256;
+
+// One element of the states of a sequence's super-chunks: what each adds becomes the state before it. Returns the last.
+template <bool Reversed>
+__device__ __forceinline__ float scan_states(float* mine, float state, float log2, int supers, int unknown,
+                                             int elements, int super_chunk, int seqlen) {
+  auto super_at = [supers](int step) { return Reversed ? supers - 1 - step : step; };
+  for (int step = 0; step < supers - unknown; ++step) {
+    int const super = super_at(step);
+    int const length = minimum(super_chunk, seqlen - super * super_chunk);
+    float* const slot = mine + int64_t(super) * elements;
+    float const added = *slot;
+    *slot = state;
+    state = fmaf(state, exp2f(log2 * float(length)), added);
+  }
+  if (unknown > 0) mine[int64_t(super_at(supers - unknown)) * elements] = state;
+  return state;
+}
 
 // Turns what each super-chunk adds to a state that starts from zero into the state before it, in the pass's order of
 // time; the last `unknown` super-chunks of that order have added nothing yet, and only the first of them gets its
@@ -22,18 +40,27 @@ __global__ void __launch_bounds__(kStateThreads)
   int const sequence = blockIdx.y;
   float const log2 = log2_gamma[sequence % heads];
   float* const mine = states + int64_t(sequence) * supers * elements + element;
-  float state = first == nullptr ? 0.0f : first[int64_t(sequence) * elements + element];
-  auto super_at = [supers](int step) { return Reversed ? supers - 1 - step : step; };
-  for (int step = 0; step < supers - unknown; ++step) {
-    int const super = super_at(step);
-    int const length = minimum(super_chunk, seqlen - super * super_chunk);
-    float* const slot = mine + int64_t(super) * elements;
-    float const added = *slot;
-    *slot = state;
-    state = fmaf(state, exp2f(log2 * float(length)), added);
-  }
-  if (unknown > 0) mine[int64_t(super_at(supers - unknown)) * elements] = state;
+  float const before = first == nullptr ? 0.0f : first[int64_t(sequence) * elements + element];
+  float const state = scan_states<Reversed>(mine, before, log2, supers, unknown, elements, super_chunk, seqlen);
   if (last != nullptr) last[int64_t(sequence) * elements + element] = state;
+}
+
+// The same of packed sequences: `states` is [heads, slots, elements], the others [sequences, heads, elements]. The last
+// super-chunk of every sequence has added nothing yet unless there is a `last`. blockIdx.y is sequence and head.
+template <bool Reversed>
+__global__ void __launch_bounds__(kStateThreads)
+    retention_scan_packed(float* states, float const* first, float* last, float const* log2_gamma, int heads, int slots,
+                          int elements, PackedSuperChunks const __grid_constant__ packed) {
+  int const element = blockIdx.x * kStateThreads + threadIdx.x;
+  if (element >= elements) return;
+  int const sequence = blockIdx.y / heads, head = blockIdx.y % heads, length = packed.sequences.length(sequence);
+  int64_t const slot = int64_t(head) * slots + packed.first_block(sequence);
+  int64_t const place = int64_t(blockIdx.y) * elements + element;
+  float const before = first == nullptr ? 0.0f : first[place];
+  float const state =
+      scan_states<Reversed>(states + slot * elements + element, before, log2_gamma[head], packed.supers_of(length),
+                            last == nullptr, elements, packed.tokens.divisor, length);
+  if (last != nullptr) last[place] = state;
 }
 
 // Rounds sums over `group` heads of fp32 partial sums [batch, heads, rows, columns] into a tensor of batch x heads /

@@ -1,9 +1,10 @@
 // How retention cuts a sequence for its passes over chunks, in either family.
 #pragma once
 
-#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/chunk_sequences.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/retention_checks.cuh"
 
 namespace attention_autotuner {
 
@@ -11,6 +12,8 @@ namespace attention_autotuner {
 // kEnoughPieces: GPUs of today hold one each for that many at once.
 inline constexpr int kMaxPieces = 4;
 inline constexpr int64_t kEnoughPieces = 128;
+
+inline constexpr int kWholeSequence = 1 << 30;  // tokens, a multiple of every chunk
 
 // How a sequence is cut, and the pieces that states of super-chunks are computed in.
 struct SuperChunks {
@@ -30,7 +33,27 @@ struct SuperChunks {
     if (supers == 1) pieces = 1;
     slots = divide_up(seqlen, super_chunk / pieces);
   }
+
+  // Whether sequences have more than one, as far as one knows.
+  bool divided() const { return supers > 1 && super_chunk < kWholeSequence; }
 };
+
+// Of packed sequences, whose lengths are not known: chunks and super-chunks are counted over all of them, with those
+// that are nobody's.
+template <typename Params>
+inline SuperChunks packed_super_chunks(Params const& p, int chunk, int super_chunk) {
+  SuperChunks cut(1, chunk, 0, 0);
+  cut.chunks = count_blocks(p.total, p.batch, chunk);
+  cut.super_chunk = super_chunk;
+  cut.supers = cut.slots = count_blocks(p.total, p.batch, super_chunk);
+  return cut;
+}
+
+// Tokens of a super-chunk where `wanted` are asked for, 0 for all: no sequence is cut if none is thought to be longer.
+template <typename Params>
+inline int packed_super_chunk(Params const& p, int wanted) {
+  return wanted == 0 || wanted >= minimum(p.seqlen, p.total) ? kWholeSequence : wanted;
+}
 
 // What the arguments of all passes of one call have in common.
 template <typename Params>
@@ -47,6 +70,17 @@ inline ChunkArguments common_arguments(Params const& p, SuperChunks const& cut) 
   arguments.heads = Divider::by(p.heads_q);
   arguments.group = Divider::by(p.heads_q / p.heads_kv);
   return arguments;
+}
+template <typename Params>
+inline auto pass_arguments(Params const& p, SuperChunks const& cut) {
+  if constexpr (kHasSequences<Params>) {
+    PackedChunkArguments arguments{common_arguments(p, cut)};
+    arguments.seqlen = p.total;
+    arguments.packed = {{p.cu_seqlens, p.batch, p.total}, Divider::by(cut.super_chunk)};
+    return arguments;
+  } else {
+    return common_arguments(p, cut);
+  }
 }
 
 }  // namespace attention_autotuner

@@ -24,6 +24,7 @@ struct ParallelEntry {
   // Tokens of a CTA in the pass for the final state, and in the kernel that adds the initial state's contribution.
   static constexpr int kSuperChunk = 512;
   static_assert(kSuperChunk % Config::kChunk == 0, "super_chunk_multiple_of_chunk");
+  static_assert(!kIsPacked<Config>, "parallel_form_packs_nothing");
   static inline std::atomic<bool> prepared[kMaxDevices];
 
   static int32_t prepare(int32_t device) {
