@@ -111,7 +111,7 @@ def test_results_and_gradients_are_those_of_a_loop(name: str) -> None:
 def test_the_ops_pass_opcheck_and_compile() -> None:
     q, k, v = (x.transpose(0, 1)[None].requires_grad_() for x in make())
     call = (q, k, v, None, True, False, "", False, 3, -1, 0.0, SLOPES, None, SLOPES, None, None)
-    torch.library.opcheck(modified.FORWARD_OP, (*call, *ENDS, 9, 9))
+    torch.library.opcheck(modified.FORWARD_OP, (*call, *ENDS, 9, 9, None))
     three = make()
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*three, **VALUES["all"]), packed(*three, **VALUES["all"]))
@@ -176,7 +176,7 @@ def test_values_are_checked_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> 
     q, k, v = (x.transpose(0, 1)[None] for x in make())
     call = (q, k, v, None, True, False, "", False, 3, -1, 0.0, SLOPES[:3], None, None, None, None)
     with pytest.raises(UnsupportedProblemError, match="alibi_slopes must have the shape"):
-        modified._forward_cuda(modified.Forward(*call, *ENDS, 9, 9))  # type: ignore[arg-type]
+        modified._forward_cuda(modified.Forward(*call, *ENDS, 9, 9, None))  # type: ignore[arg-type]
 
 
 # --- problems, candidates and costs ------------------------------------------------------------------

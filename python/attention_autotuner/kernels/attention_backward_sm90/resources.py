@@ -22,6 +22,7 @@ from ..shared.sm90_tiles import (
 from ..shared.workspace import (
     LISTED_BYTES,
     SUM_BYTES,
+    bias_sums_bytes,
     count_blocks,
     count_head_splits,
     lse_delta_bytes,
@@ -214,7 +215,7 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of LSE and delta, of the sums of dQ, of partial dK and dV, and of the longest list of packed blocks."""
+    """Bytes of LSE and delta, sums of dQ, partial dK and dV, the list of packed blocks, sums for a bias table."""
     sums = dq_sum_bytes(problem, shapes(candidate)[0])
     partial = shared_gradient_bytes(problem, head_splits(problem, candidate))
     listed = 0
@@ -224,4 +225,6 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
             for shape in shapes(candidate)
         )
         listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
-    return lse_delta_bytes(problem) + sums + partial + listed
+    used = lse_delta_bytes(problem) + sums + partial + listed
+    of_bias = bias_sums_bytes(problem)
+    return -(-used // 16) * 16 + of_bias if of_bias else used
