@@ -19,6 +19,8 @@ from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
 from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 
+TENSORS_OF_SCORES = ("alibi_slopes", "bias_table", "sinks")
+"""Values of modifications that functions take, in this order."""
 Results = tuple[torch.Tensor, ...]
 Layout = Callable[[torch.Tensor], torch.Tensor]
 Function = Callable[..., Any]
@@ -138,7 +140,7 @@ def others_of(problem: Problem) -> tuple[str, ...]:
     """Names of the tensors that functions of a problem take after q, k and v."""
     if problem.op == "retnet":
         return ("mask",)
-    return tuple(name for name in ("alibi_slopes", "sinks") if name in problem.modifications)
+    return tuple(name for name in TENSORS_OF_SCORES if name in problem.modifications)
 
 
 def scale_of(problem: Problem) -> float:

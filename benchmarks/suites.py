@@ -140,7 +140,7 @@ def column_label(problem: Problem) -> str:
 
 _SHAPE = re.compile(
     r"b(\d+) h(\d+)(?:/(\d+))? s(\d+)(?:x(\d+))? d(\d+)(?:/(\d+))?( causal)?"
-    r"(?: window (-?\d+):(-?\d+))?((?: (?:softcap|alibi-slopes|sinks))*)"
+    r"(?: window (-?\d+):(-?\d+))?((?: (?:softcap|alibi-slopes|bias-table|sinks))*)"
 )
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.attention.modified_inputs import BIAS_DISTANCE
 from attention_autotuner.operations.shared.tensors import Inputs
 
+from ..calls import TENSORS_OF_SCORES
 from .base import Baseline, Mode
 
 Work = tuple[Any, ...]
@@ -78,7 +80,8 @@ def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
         shapes["mask"] = (p.heads_q, p.seqlen_q, p.seqlen_k)
     dtype = torch.float16 if p.dtype == "fp16" else torch.bfloat16
     tensors = {name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
-    for name in ("alibi_slopes", "sinks"):
+    for name in TENSORS_OF_SCORES:
         if name in p.modifications:
-            tensors[name] = torch.zeros(p.heads_q, device=device)
+            entries = (2 * BIAS_DISTANCE + 1,) if name == "bias_table" else ()
+            tensors[name] = torch.zeros(p.heads_q, *entries, device=device)
     return Inputs(tensors=tensors)

@@ -11,7 +11,7 @@ import torch
 from attention_autotuner.core.problem import NO_WINDOW, Problem
 from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
 
-from ..calls import Function, scale_of
+from ..calls import Function, others_of, scale_of
 from .base import Baseline
 from .compile_ahead import compile_ahead, in_processes
 
@@ -68,7 +68,7 @@ class Flex(Baseline):
 
     name = "flex"
     title = "FlexAttention (torch.compile)"
-    modifications = frozenset({"window", "softcap", "alibi_slopes"})
+    modifications = frozenset({"window", "softcap", "alibi_slopes", "bias_table"})
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; compiled for one shape."""
@@ -88,15 +88,19 @@ class Flex(Baseline):
             )
         torch._dynamo.reset()  # or the shapes before this one count against the recompile limit
         grouped, capped = problem.heads_q != problem.heads_kv, "softcap" in problem.modifications
-        end = problem.seqlen_k - problem.seqlen_q
+        end, names = problem.seqlen_k - problem.seqlen_q, others_of(problem)
 
         def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> Any:
             def bend(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
                 if capped:
                     score = SOFTCAP * torch.tanh(score / SOFTCAP)
-                for slopes in others:
-                    slope = slopes[batch, head] if slopes.dim() == 2 else slopes[head]
-                    score = score - slope * torch.abs(row + end - key)
+                for name, values in zip(names, others, strict=True):
+                    if name == "bias_table":
+                        most = values.shape[1] // 2
+                        score = score + values[head, (key - row - end).clamp(-most, most) + most]
+                    else:
+                        slope = values[batch, head] if values.dim() == 2 else values[head]
+                        score = score - slope * torch.abs(row + end - key)
                 return score
 
             score_mod = bend if capped or others else None
