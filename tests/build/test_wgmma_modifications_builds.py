@@ -92,10 +92,10 @@ MISTAKES = {
         "bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);",
         "bent[e] = s[4 * g + e];",
     ),
-    "offset_stays": (
+    "far_entry_of_another_base": (
         *("overlap", "bias", FORWARD_MODS),
-        "if constexpr (!T::kAlibi) offset[half] = 0.0f;",
-        "",
+        "offset[half] += bias[least] * kLog2E;",
+        "offset[half] += bias[least];",
     ),
     "one_entry_serves": (
         *("two_pass", "bias", BACKWARD_MODS),

@@ -87,7 +87,9 @@ struct Biases {
   template <typename Consumer>
   __device__ __forceinline__ void begin(Consumer const&, Cursor const&) {}
   template <bool kEach>
-  __device__ __forceinline__ float take(float base, int, int) const {
+  __device__ __forceinline__ void load(int) {}
+  template <bool kEach>
+  __device__ __forceinline__ float take(float base, int) const {
     return base;
   }
   __device__ __forceinline__ static constexpr bool vary() { return false; }
@@ -99,6 +101,7 @@ struct Biases<T, true> {
   int distance, past;                                   // of the lane's first score
   float constant;                                       // of tiles with one entry, in powers of two
   bool varies;
+  float values[2][2];  // of eight columns' scores, for this lane's two rows
 
   template <typename Consumer>
   __device__ __forceinline__ void begin(Consumer const& consumer, Cursor const& now) {
@@ -115,12 +118,24 @@ struct Biases<T, true> {
     past = kSign * (consumer.lane_row() - column - 2 * (lane_index() & 3)) - diagonal;
   }
   __device__ __forceinline__ bool vary() const { return varies; }
-  // For the score of a row's half and a column; `kEach` of a tile whose scores take several entries, or one.
+  // Of a tile whose scores take several entries (`kEach`): those of its columns from 8 g on, one g after the other.
   template <bool kEach>
-  __device__ __forceinline__ float take(float base, int half, int column) const {
+  __device__ __forceinline__ void load(int g) {
+    if constexpr (kEach) {
+      auto entry = [this](int at) { return middle[minimum(maximum(at, -distance), distance)]; };
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        // Eight rows further down scores take what those of eight columns before take here.
+        values[1][e] = g == 0 ? entry(past + kSign * (8 - e)) : values[0][e];
+        values[0][e] = entry(past - kSign * (8 * g + e));
+      }
+    }
+  }
+  // For element e of four.
+  template <bool kEach>
+  __device__ __forceinline__ float take(float base, int e) const {
     if constexpr (!kEach) return base - constant;
-    int const at = past + kSign * (8 * half - column);
-    return fmaf(-kLog2E, middle[minimum(maximum(at, -distance), distance)], base);
+    return fmaf(-kLog2E, values[e / 2][e % 2], base);
   }
 };
 

@@ -135,11 +135,12 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       float2 of_columns{};
       if constexpr (!T::kByQueries) of_columns = load_shared_float2(values + 32 * g);
       float bent[4];
+      biases.template load<kAny>(g);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float b = T::kByQueries ? base[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
         b = distances.template add<kAny>(b, e / 2, 8 * g + e % 2);
-        b = biases.template take<kAny>(b, e / 2, 8 * g + e % 2);
+        b = biases.template take<kAny>(b, e);
         float score = s[4 * g + e];
         if constexpr (!kAny && T::kSoftcap) score = tanh_approximate(score * arguments.tanh_scale);
         s[4 * g + e] = exp2_approximate(fmaf(score, c, -b));

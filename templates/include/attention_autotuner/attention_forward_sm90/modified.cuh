@@ -115,22 +115,27 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     int const diagonal = diagonal_of_range(), column = key_tile * T::kBlockN;
     int const least = column - last_query(tile) - diagonal;
     int const most = column + T::kBlockN - 1 - first_query(tile) - diagonal;
+    constexpr int kHeads = T::kPackGqa ? 2 : 1;  // of this lane's rows
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHeads; ++half) {
       int const row = lane_row() + 8 * half;
       BiasOfTile const bias(arguments, head_of(tile, row), least, most);
-      if constexpr (!T::kAlibi) offset[half] = 0.0f;
-      if (!bias.varies) {
-        offset[half] += bias[least] * kLog2E;
-        continue;
-      }
+      float const far = bias.varies ? 0.0f : bias[least] * kLog2E;
+      offset[half] = T::kAlibi ? offset[half] + far : far;
+      if constexpr (kHeads == 1) offset[1] = T::kAlibi ? offset[1] + far : far;
+      if (!bias.varies) continue;
       int const past = column + 2 * (lane_index() & 3) - query_of(tile, row) - diagonal;
+      auto add = [&](int index, float value) { s[index] = fmaf(value, arguments.slope_scale, s[index]); };
+      // Eight rows further down scores take what those of eight columns before take here.
+      float before[2] = {bias[past - 8], bias[past - 7]};
 #pragma unroll
       for (int g = 0; g < T::kBlockN / 8; ++g) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float& score = s[4 * g + 2 * half + e];
-          score = fmaf(bias[past + 8 * g + e], arguments.slope_scale, score);
+          float const value = bias[past + 8 * g + e];
+          add(4 * g + 2 * half + e, value);
+          if constexpr (kHeads == 1) add(4 * g + 2 + e, before[e]);
+          before[e] = value;
         }
       }
     }
