@@ -170,7 +170,8 @@ def test_results_and_gradients_against_fp64(
     leaves_of, results_of = [leaves], [results]
     for of in (torch.float64, dtype):
         q, k, v, *others = (x.detach().to(of).requires_grad_() for x in leaves)
-        replaced = {**options, **dict(zip(learned, others, strict=True))}
+        replaced: dict[str, Any] = dict(zip(learned, others, strict=True))
+        replaced = {**options, **replaced}
         leaves_of.append([q, k, v, *others])
         results_of.append(formula(q, k, v, causal=True, dtype=of, **replaced))
     grads = [torch.randn_like(x).double() for x in results]
@@ -225,7 +226,9 @@ TIMED: dict[
 def native(problem: Problem) -> Candidate:
     """The default of family sm90, whether or not it serves untuned calls."""
     kernel = KERNELS[f"attention_{problem.direction}_sm90"]
-    return Candidate.of(problem, kernel.default(problem, H100().spec))
+    knobs = kernel.default(problem, H100().spec)
+    assert knobs is not None
+    return Candidate.of(problem, knobs)
 
 
 def time_of(qkv: list[torch.Tensor], direction: str, **options: Any) -> float:

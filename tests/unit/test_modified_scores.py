@@ -357,7 +357,7 @@ def test_flex_and_ours_bend_scores_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes bias-table")
     inputs = make_inputs(problem, seed=1, device="cpu")
     names = calls.others_of(problem)
-    values = (inputs.q, inputs.k, inputs.v, *(inputs.tensors[name] for name in names))
+    values: list[Any] = [inputs.q, inputs.k, inputs.v, *map(inputs.tensors.__getitem__, names)]
     expected = calls.ours(problem, None)(*values)
     o = BASELINES["flex"].function(problem)(*values)
     torch.testing.assert_close(o, expected, atol=2e-3, rtol=1e-2)
