@@ -24,6 +24,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     DqShareSm90,
 )
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.operations.attention import modified_inputs
 from tests.emulation.build import Mutants
 from tests.emulation.build import build as emulated
 from tests.emulation.check import check, scaled
@@ -60,11 +61,14 @@ KNOBS: dict[str, Any] = {
     "two_pass": TWO,
 }
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
-VALUES = {**KINDS, "pair": PAIR}
+WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
+VALUES = {**KINDS, "pair": PAIR, "window_and_bias": WINDOWED}
 CASES = [
     *(("overlap", kind) for kind in ("window", "softcap", "alibi", "sinks")),
     *((name, "bent") for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass")),
     *((name, "pair") for name in ("turns", "stream", "fused", "two_pass")),
+    *((name, "bias") for name in ("turns", "two_pass")),
+    *((name, "biased") for name in ("exact_flat", "stream", "fused")),
 ]
 FORWARD_MODS, BACKWARD_MODS = (f"attention_{x}_sm90/modified.cuh" for x in ("forward", "backward"))
 MISTAKES = {
@@ -87,6 +91,26 @@ MISTAKES = {
         *("fused", "softcap", "attention_backward_sm90/scores.cuh"),
         "bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);",
         "bent[e] = s[4 * g + e];",
+    ),
+    "far_entry_of_another_base": (
+        *("overlap", "bias", FORWARD_MODS),
+        "offset[half] += bias[least] * kLog2E;",
+        "offset[half] += bias[least];",
+    ),
+    "one_entry_serves": (
+        *("two_pass", "bias", BACKWARD_MODS),
+        "varies = bias.varies;",
+        "varies = false;",
+    ),
+    "hidden_pairs_count": (
+        *("fused", "window_and_bias", "common/bias_gradient.cuh"),
+        "if (column >= first && column < end) sum[i][j][2 * half + e] += ds;",
+        "sum[i][j][2 * half + e] += ds;",
+    ),
+    "ends_exchanged": (
+        *("fused", "bias", "common/bias_gradient.cuh"),
+        "result[0] = distance == 0 ? low + high : low;",
+        "result[0] = high;",
     ),
     "far_rows_seen": (
         *("fused", "window", "attention_backward_sm90/scores.cuh"),
@@ -129,6 +153,15 @@ def test_mistakes_are_caught(folder: Path, mistake: str) -> None:
     kernel, problems = made(knobs, kind, folder / mistake, mutants)
     outcome = check(kernel, problems[:1], [("eager", 0)], mutant=mistake)
     assert outcome.kind == "wrong", outcome
+
+
+@pytest.mark.parametrize("knobs", ["overlap", "fused"])
+def test_tables_of_any_distance(folder: Path, monkeypatch: pytest.MonkeyPatch, knobs: str) -> None:
+    kernel, problems = made(knobs, "bias", folder / "distances")
+    for distance in (0, 1, 127, 128, 400):
+        monkeypatch.setattr(modified_inputs, "BIAS_DISTANCE", distance)
+        outcome = check(kernel, problems[: 2 if distance == 1 else 1], [("lazy", 0)])
+        assert outcome.ok, (distance, outcome.reason)
 
 
 def test_sinks_hold_with_key_bounds(folder: Path) -> None:

@@ -189,6 +189,7 @@ def problem_of(selected: Candidate, shape: tuple[int, int, int, int], **options:
         seqlen_k=tokens,
         dim_qk=selected.padded_dim_qk - NARROWER,
         dim_v=selected.padded_dim_v - NARROWER,
+        modifications=selected.modifications,
         **options,
     )
 
@@ -253,6 +254,10 @@ BUILT = {
     "one_pass": (backward("one_pass", **SMALL, keys=replace(KEYS, block_m=32)), "80"),
     "two_kernels": (
         replace(backward("two_kernels", **SMALL, keys=KEYS, dq=ROWS), op="retnet", mask="explicit"),
+        "80",
+    ),
+    "biased": (
+        replace(backward("one_pass", **SMALL, keys=KEYS), modifications=("bias_table",)),
         "80",
     ),
     "sm90": (sm90(op="retnet", mask="explicit", direction="backward"), "90"),

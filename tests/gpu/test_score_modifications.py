@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, settings
-from attention_autotuner.arch import Policy
+from attention_autotuner.arch import H100, Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.reference import check
 from attention_autotuner.tuning.verify import verify
 from tests.gpu.timing import milliseconds
@@ -38,11 +39,16 @@ PASSES: tuple[dict[str, Any], ...] = (
 )
 LENGTHS: tuple[dict[str, Any], ...] = (*SHAPES, {"seqlen_q": 515, "seqlen_k": 1021, "causal": True})
 BASE = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=333)
-SEVERAL = ("bent", "all")  # kinds with several modifications
+SEVERAL = ("bent", "biased", "all")  # kinds with several modifications
 VARIANTS: tuple[tuple[str, str], ...] = (
     *(("forward", word) for word in ("overlap_flat", "g3n64_serial", "turns", "strict", "split")),
     *(("backward", word) for word in ("fused_.*own2bulk", "ordered", "two_pass")),
 )
+LONG: dict[str, Any] = {
+    "batch": 1,
+    "seqlen_q": 1500,
+    "seqlen_k": 1700,
+}  # many tiles far from the diagonal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +81,12 @@ def cases() -> Iterator[Case]:
             yield Case(problem=replace(BASE, **KINDS[kind], **named, **dims))
     for kind, named in product(("bent", "window"), PASSES):
         yield Case(problem=replace(BASE, **KINDS[kind], **named, **DIMS[0]), family="sm80")
-    for direction, pattern in VARIANTS:
+    for kind, (direction, pattern) in product(("bent", "biased"), VARIANTS):
         few = {"seqlen_q": 5, "heads_kv": 1} if pattern == "split" else {}
-        named = {"direction": direction, **KINDS["bent"], **DIMS[0], **few}
+        named = {"direction": direction, **KINDS[kind], **DIMS[0], **few}
         yield Case(problem=replace(BASE, **named), family="sm90", pattern=pattern)
+    for named, dims in product(PASSES, DIMS[:2]):
+        yield Case(problem=replace(BASE, **KINDS["bias"], **named, **dims), family="sm90")
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +102,7 @@ def test_kernels(pool: KernelPool, case: Case, device: torch.device) -> None:
     if getattr(made.knobs, "split_kv", False):
         made = made.launched({"splits": 3})
     kernel = pool.kernel(made)
-    for shape in LENGTHS:
+    for shape in (*LENGTHS, *([LONG] if "bias_table" in made.modifications else [])):
         problem = replace(case.problem, **shape)
         if case.pattern == "split":
             problem = replace(problem, seqlen_q=5)
@@ -108,6 +116,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "softcap that bites": {"softcap": 0.5},
     "alibi": {"alibi_slopes": True},
     "sinks": {"sinks": True, "window_size": (127, 0)},
+    "bias": {"bias_table": 128},
+    "bias of near pairs and sinks": {"bias_table": 5, "sinks": True, "softcap": 2.0},
 }
 
 
@@ -117,6 +127,8 @@ OF_CALLS: dict[str, dict[str, Any]] = {
     "alibi": KINDS["alibi"],
     "sinks": {**KINDS["sinks"], "window_size": (127, -1)},
     "alibi and sinks": {"modifications": ("alibi_slopes", "sinks")},
+    "bias": KINDS["bias"],
+    "bias and sinks": {"modifications": ("softcap", "bias_table", "sinks")},
     "none": {},
 }
 PROBLEMS: list[Problem] = [
@@ -147,17 +159,20 @@ def test_results_and_gradients_against_fp64(
     options: dict[str, Any] = dict(VALUES[name])
     if "alibi_slopes" in options:
         options["alibi_slopes"] = 2.0 ** -torch.arange(1, 9, device=device).float()
-    if "sinks" in options:
-        leaves.append(normal(8, of=torch.float32))
-        options["sinks"] = leaves[3]
+    learned = [name for name in ("sinks", "bias_table") if name in options]
+    for name in learned:
+        shape = (8,) if name == "sinks" else (8, 2 * options[name] + 1)
+        options[name] = normal(*shape, of=torch.float32)
+        leaves.append(options[name])
     q, k, v = leaves[:3]
     results = flash_attn_func(q, k, v, causal=True, return_lse=True, **options)
     # Leaves of their own: gradients of the formula would be rounded to the dtype of ours.
     leaves_of, results_of = [leaves], [results]
     for of in (torch.float64, dtype):
-        q, k, v, *sinks = (x.detach().to(of).requires_grad_() for x in leaves)
-        replaced = {**options, **({"sinks": sinks[0]} if sinks else {})}
-        leaves_of.append([q, k, v, *sinks])
+        q, k, v, *others = (x.detach().to(of).requires_grad_() for x in leaves)
+        replaced: dict[str, Any] = dict(zip(learned, others, strict=True))
+        replaced = {**options, **replaced}
+        leaves_of.append([q, k, v, *others])
         results_of.append(formula(q, k, v, causal=True, dtype=of, **replaced))
     grads = [torch.randn_like(x).double() for x in results]
     gradients = [
@@ -170,6 +185,16 @@ def test_results_and_gradients_against_fp64(
     ):
         comparison = check(ours, exact, low)
         assert comparison, comparison.reason
+
+
+def test_the_gradient_of_a_table_is_the_same_bits_each_time(device: torch.device) -> None:
+    q, k, v = (torch.randn(2, 8, 777, 128, device=device, dtype=torch.float16) for _ in range(3))
+    table = torch.randn(8, 2 * 100 + 1, device=device, requires_grad=True)
+    o = flash_attn_func(q, k, v, causal=True, bias_table=table)
+    o_grad = torch.randn_like(o)
+    first, second = (torch.autograd.grad(o, table, o_grad, retain_graph=True) for _ in range(2))
+    assert first[0].any()
+    assert torch.equal(first[0], second[0])
 
 
 def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
@@ -193,8 +218,17 @@ TIMED: dict[
 ] = {  # bars: over the plain kernel, forward and backward
     "alibi": ({"alibi_slopes": 2.0 ** -torch.arange(1, 17).float()}, 1.08, 1.12),
     "sinks": ({"sinks": torch.zeros(16)}, 1.08, 1.12),
+    "bias": ({"bias_table": torch.zeros(16, 2 * 128 + 1)}, 1.08, 1.12),
     "softcap": ({"softcap": 30.0}, 1.25, 1.15),
 }
+
+
+def native(problem: Problem) -> Candidate:
+    """The default of family sm90, whether or not it serves untuned calls."""
+    kernel = KERNELS[f"attention_{problem.direction}_sm90"]
+    knobs = kernel.default(problem, H100().spec)
+    assert knobs is not None
+    return Candidate.of(problem, knobs)
 
 
 def time_of(qkv: list[torch.Tensor], direction: str, **options: Any) -> float:
@@ -235,5 +269,10 @@ def test_modifications_cost_little(
     options, *bars = TIMED[name]
     options = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
     qkv = tensors(4, 4096, device)
+    if name == "bias":  # which sm80 serves untuned, see registry.awaits_gpu
+        options["config"] = [
+            native(replace(Problem(causal=True), direction=way, **KINDS["bias"])).config
+            for way in ("forward", "backward")
+        ]
     ratios = [time_of(qkv, direction, **options) / time_of(qkv, direction) for _ in range(5)]
     assert sorted(ratios)[2] <= bars[direction == "backward"], ratios

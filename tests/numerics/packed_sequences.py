@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "top_left": {"causal": True, "causal_alignment": "top_left"},
     "all": {
         "causal": True,
-        "modifications": ("softcap", "alibi_slopes", "sinks"),
+        "modifications": ("softcap", "alibi_slopes", "bias_table", "sinks"),
         "window_size": (31, -1),
     },
 }

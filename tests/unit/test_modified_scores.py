@@ -42,6 +42,8 @@ from tests.numerics.score_modifications import KINDS, formula
 HEADS = 4
 PLAIN = Problem(causal=True)
 SLOPES = torch.tensor([0.5, 0.25, 0.0, 1.0])
+TABLE = torch.randn(HEADS, 7, generator=torch.Generator().manual_seed(0))  # distances to 3
+LEARNED = ("sinks", "bias_table")
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 2)},
     "left": {"window_size": (2, -1), "causal": True},
@@ -52,7 +54,15 @@ VALUES: dict[str, dict[str, Any]] = {
     "boolean mask": {"attn_mask": torch.tensor([[True], [False], [True], [True]])[:, :, None]},
     "added mask": {"attn_mask": 2 * SLOPES.half()[:, None, None], "window_size": (3, 3)},
     "sinks": {"sinks": torch.tensor([-1.0, 3.0, 0.0, -9.0]), "causal": True},
-    "all": {"softcap": 2.0, "alibi_slopes": SLOPES, "sinks": 2 * SLOPES, "window_size": (1, 4)},
+    "bias": {"bias_table": TABLE},
+    "one bias": {"bias_table": TABLE[:, :1], "causal": True, "causal_alignment": "top_left"},
+    "all": {
+        "softcap": 2.0,
+        "alibi_slopes": SLOPES,
+        "bias_table": TABLE,
+        "sinks": 2 * SLOPES,
+        "window_size": (1, 4),
+    },
 }
 
 
@@ -70,11 +80,12 @@ def make(seqlen_q: int = 7, seqlen_k: int = 9, dtype: torch.dtype = torch.float1
 def test_results_and_gradients_are_those_of_a_mask_of_every_pair(
     name: str, seqlens: tuple[int, int]
 ) -> None:
-    options = {n: x for n, x in VALUES[name].items() if n != "sinks"}
+    options = dict(VALUES[name])
     leaves = [x.requires_grad_() for x in make(*seqlens)]
-    if "sinks" in VALUES[name]:
-        leaves.append(VALUES[name]["sinks"].clone().requires_grad_())
-        options["sinks"] = leaves[3]
+    for learned in LEARNED:
+        if learned in options:
+            options[learned] = options[learned].clone().requires_grad_()
+            leaves.append(options[learned])
     results = flash_attn_func(*leaves[:3], return_lse=True, **options)
     exact = formula(*leaves[:3], **options)
     for out, ref, tolerance in zip(results, exact, (2e-3, 1e-5), strict=True):
@@ -92,34 +103,36 @@ def test_derivatives_of_both_orders_by_gradcheck() -> None:
 
     q, k, v = (x.double().requires_grad_() for x in make(3, 4))
     sinks = torch.tensor([-1.0, 0.5, 0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    table = TABLE[:, 2:5].double().contiguous().requires_grad_()
     values: dict[str, Any] = {
         "softcap": 0.7,
         "alibi_slopes": SLOPES.double(),
         "window_size": (1, 1),
     }
 
-    def function(q: Any, k: Any, v: Any, sinks: Any) -> Any:
-        return attention_modified(
-            *(q, k, v), modifiers=Modifiers(sinks=sinks, **values), dtype=torch.float64
-        )
+    def function(q: Any, k: Any, v: Any, sinks: Any, table: Any) -> Any:
+        modifiers = Modifiers(sinks=sinks, bias_table=table, **values)
+        return attention_modified(q, k, v, modifiers=modifiers, dtype=torch.float64)
 
-    assert torch.autograd.gradcheck(function, (q, k, v, sinks), fast_mode=True)
-    outputs = function(q, k, v, sinks)
+    leaves = (q, k, v, sinks, table)
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+    outputs = function(*leaves)
     grads = [torch.randn_like(x) for x in outputs]
-    by_autograd = torch.autograd.grad(outputs, (q, k, v, sinks), grads)
+    by_autograd = torch.autograd.grad(outputs, leaves, grads)
+    modifiers = Modifiers(sinks=sinks, bias_table=table, **values)
     by_formula = attention_modified_backward(
-        *(*grads, q, k, v), modifiers=Modifiers(sinks=sinks, **values), dtype=torch.float64
+        *(*grads, q, k, v), modifiers=modifiers, dtype=torch.float64
     )
     for ours, theirs in zip(by_formula, by_autograd, strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
 def test_gradients_can_be_differentiated_again() -> None:
-    leaves = [x.requires_grad_() for x in make()]
-    options: dict[str, Any] = {"softcap": 2.0, "window_size": (3, 1)}
+    leaves = [*(x.requires_grad_() for x in make()), TABLE.clone().requires_grad_()]
+    options: dict[str, Any] = {"softcap": 2.0, "window_size": (3, 1), "bias_table": leaves[3]}
     seconds = []
     for function in (flash_attn_func, lambda *x, **named: formula(*x, **named)[0]):
-        o = function(*leaves, **options)
+        o = function(*leaves[:3], **options)
         first = torch.autograd.grad(o.double().square().sum(), leaves, create_graph=True)
         loss = torch.stack([x.double().square().sum() for x in first]).sum()
         seconds.append(torch.autograd.grad(loss, leaves))
@@ -173,13 +186,15 @@ def test_identities_from_before_there_were_modifications_hold() -> None:
     assert "window_size" not in values_of(Problem())
     assert "Modifications" not in render(candidate).text
     bent = A100().default(Problem(**KINDS["all"]))
-    names = ("softcap", "alibi_slopes", "attn_mask", "sinks", "window")
+    names = ("softcap", "alibi_slopes", "bias_table", "attn_mask", "sinks", "window")
     assert bent.modifications == names
-    assert "_softcap_alibi_slopes_attn_mask_sinks_window_" in bent.name
+    assert "_softcap_alibi_slopes_bias_table_attn_mask_sinks_window_" in bent.name
     assert candidate_from_config(json.loads(json.dumps(bent.config))) == bent
     problem = Problem(**KINDS["all"], causal=True)
     assert Problem(**json.loads(json.dumps(values_of(problem)))) == problem
-    assert problem.describe().endswith("causal window 31:-1 softcap alibi-slopes attn-mask sinks")
+    assert problem.describe().endswith(
+        "causal window 31:-1 softcap alibi-slopes bias-table attn-mask sinks"
+    )
     assert small_problem(bent).compiled_modifications == bent.modifications
     assert class_of(problem) != class_of(Problem(causal=True))
 
@@ -209,6 +224,14 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
     assert chosen in H100().legal(problem)
     assert chosen.knobs == plain.knobs
     assert {c.family for c in H100().legal(problem)} == {"sm80", "sm90"}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_wgmma_kernels_of_tables_wait_for_a_gpu(direction: Any) -> None:
+    problem = Problem(direction=direction, causal=True, **KINDS["biased"])
+    assert H100().default(problem).kernel == f"scores_{direction}_sm80"
+    offered = {c.kernel for c in H100().legal(problem)}  # to searches, see registry.awaits_gpu
+    assert offered == {f"scores_{direction}_sm80", f"attention_{direction}_sm90"}
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -350,9 +373,10 @@ def test_flex_and_ours_bend_scores_alike(monkeypatch: pytest.MonkeyPatch) -> Non
         flex_attention, "create_block_mask", lambda *sizes, **_: make(*sizes[:5], device="cpu")
     )
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes")
+    problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes bias-table")
     inputs = make_inputs(problem, seed=1, device="cpu")
-    values = (inputs.q, inputs.k, inputs.v, inputs.tensors["alibi_slopes"])
+    names = calls.others_of(problem)
+    values: list[Any] = [inputs.q, inputs.k, inputs.v, *map(inputs.tensors.__getitem__, names)]
     expected = calls.ours(problem, None)(*values)
     o = BASELINES["flex"].function(problem)(*values)
     torch.testing.assert_close(o, expected, atol=2e-3, rtol=1e-2)

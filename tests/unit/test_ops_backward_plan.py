@@ -471,6 +471,7 @@ def test_every_field_of_the_params_is_filled(
         "attn_mask_stride_column": 0,
         "attn_mask_kind": 0,
         "alibi_slopes": None,
-        **dict.fromkeys(("sinks", "dsinks", "cu_seqlens_q", "cu_seqlens_k")),
-        **dict.fromkeys(("total_q", "total_k", "causal_from_end"), 0),
+        **dict.fromkeys(("sinks", "dsinks", "bias_table", "dbias_table")),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k")),
+        **dict.fromkeys(("total_q", "total_k", "causal_from_end", "bias_distance"), 0),
     }

@@ -312,7 +312,7 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         assert (tensor.stride_batch, tensor.stride_head, tensor.stride_row) == expected
         assert tensor.data is None
     pointers = ("lse", "seqlens_k", "starts_k", "alibi_slopes", "sinks", "cu_seqlens_q")
-    for name in (*pointers, "cu_seqlens_k"):
+    for name in (*pointers, "cu_seqlens_k", "bias_table"):
         assert values.pop(name) is None
     assert values.pop("attn_mask").data is None
     assert values == {
@@ -336,4 +336,5 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         "attn_mask_kind": 0,
         "total_q": 0,
         "total_k": 0,
+        "bias_distance": 0,
     }

@@ -62,6 +62,7 @@ def outputs() -> dict[str, tuple[int, ...]]:
         "dinitial_state": states,
         "dlog2_gamma": (p.batch, p.heads_q),
         "dsinks": (p.heads_q,),
+        "dbias_table": (p.heads_q, 41),
     }
 
 

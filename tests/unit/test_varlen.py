@@ -47,6 +47,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "all": {
         "softcap": 2.0,
         "alibi_slopes": SLOPES,
+        "bias_table": torch.linspace(-1.0, 1.0, HEADS * 5).view(HEADS, 5),
         "sinks": torch.tensor([-1.0, 3.0, 0.0, -9.0]),
         "window_size": (3, -1),
         "causal": True,
@@ -89,9 +90,9 @@ def looped(q: Any, k: Any, v: Any, **options: Any) -> tuple[torch.Tensor, torch.
 def test_results_and_gradients_are_those_of_a_loop(name: str) -> None:
     leaves = [x.requires_grad_() for x in make()]
     options = dict(VALUES[name])
-    if "sinks" in options:
-        leaves.append(options["sinks"].clone().requires_grad_())
-        options["sinks"] = leaves[3]
+    for learned in {"sinks", "bias_table"} & set(options):
+        options[learned] = options[learned].clone().requires_grad_()
+        leaves.append(options[learned])
     results = [packed(*leaves[:3], return_lse=True, **options), looped(*leaves[:3], **options)]
     torch.manual_seed(0)
     of_o, of_lse = (torch.randn_like(x) for x in results[0])
@@ -110,7 +111,8 @@ def test_results_and_gradients_are_those_of_a_loop(name: str) -> None:
 def test_the_ops_pass_opcheck_and_compile() -> None:
     q, k, v = (x.transpose(0, 1)[None].requires_grad_() for x in make())
     call = (q, k, v, None, True, False, "", False, 3, -1, 0.0, SLOPES, None, SLOPES, None, None)
-    torch.library.opcheck(modified.FORWARD_OP, (*call, *ENDS, 9, 9))
+    table = VALUES["all"]["bias_table"].clone().requires_grad_()
+    torch.library.opcheck(modified.FORWARD_OP, (*call, *ENDS, 9, 9, table))
     three = make()
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*three, **VALUES["all"]), packed(*three, **VALUES["all"]))
@@ -175,7 +177,7 @@ def test_values_are_checked_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> 
     q, k, v = (x.transpose(0, 1)[None] for x in make())
     call = (q, k, v, None, True, False, "", False, 3, -1, 0.0, SLOPES[:3], None, None, None, None)
     with pytest.raises(UnsupportedProblemError, match="alibi_slopes must have the shape"):
-        modified._forward_cuda(modified.Forward(*call, *ENDS, 9, 9))  # type: ignore[arg-type]
+        modified._forward_cuda(modified.Forward(*call, *ENDS, 9, 9, None))  # type: ignore[arg-type]
 
 
 # --- problems, candidates and costs ------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 1005
+ABI_VERSION = 1006
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -61,6 +61,7 @@ PACKED = (
     *_named(ctypes.c_int32, "total_q total_k"),
 )
 RETENTION_PACKED = (*_named(ctypes.c_int32, "total"), *_named(ctypes.c_void_p, "cu_seqlens"))
+BIAS = (*_named(ctypes.c_void_p, "bias_table"), *_named(ctypes.c_int32, "bias_distance"))
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 
 
@@ -77,6 +78,7 @@ class AttentionForwardParams(ctypes.Structure):
         *_named(ctypes.c_int32, "causal_from_end splits"),
         *MODIFIED,
         *PACKED,
+        *BIAS,
     )
 
 
@@ -93,6 +95,8 @@ class AttentionBackwardParams(ctypes.Structure):
         *_named(ctypes.c_void_p, "dsinks"),
         *PACKED,
         *_named(ctypes.c_int32, "causal_from_end"),
+        *BIAS,
+        *_named(ctypes.c_void_p, "dbias_table"),
     )
 
 

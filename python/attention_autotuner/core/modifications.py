@@ -8,12 +8,16 @@ from .operation import require
 
 WINDOW = "window"
 PACKED = "packed"
-VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks")
+VALUED = ("softcap", "alibi_slopes", "bias_table", "attn_mask", "sinks")
 """Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
 MODIFICATIONS = (*VALUED, WINDOW)
 """All that bend scores."""
 COMPILED = (*MODIFICATIONS, PACKED)
 """All that kernels are compiled with; a kernel that bends scores need not pack."""
+MAX_BIAS_DISTANCE = 2**16
+"""The greatest distance that has an entry of its own in a bias table; the twin of ``BiasTable::kMaxDistance``."""
+TYPICAL_BIAS_DISTANCE = 128
+"""That of T5, for what must be said before there is a table."""
 
 
 def in_order(names: Iterable[str], known: tuple[str, ...] = COMPILED) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..core.abi import ABI_VERSION, STRUCTS, SYMBOL_PREFIX, Tensor
+from ..core.modifications import TYPICAL_BIAS_DISTANCE
 from ..core.problem import Problem
 from ..serving.loader import load
 from .registry import OPERATIONS
@@ -100,6 +101,8 @@ def workspace_bytes(
         )
     elif problem.compiled_modifications:
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
-        for name in ("alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k"):
+        params.bias_distance = TYPICAL_BIAS_DISTANCE
+        pointers = ("alibi_slopes", "bias_table", "dbias_table", "sinks")
+        for name in (*pointers, "cu_seqlens_q", "cu_seqlens_k"):
             setattr(params, name, SOMEWHERE)
     return load(library).with_launch_knobs(launch_knobs or {}).workspace_bytes(params)

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1005
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1006
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -79,6 +79,11 @@ typedef struct attention_autotuner_attention_forward_params {
   const int32_t* cu_seqlens_k; /* of keys */
   int32_t total_q;             /* rows of q */
   int32_t total_k;             /* rows of k */
+  /* since 1006 */
+  const float* bias_table; /* [heads_q, 2 bias_distance + 1]: the entry at clamp(past, -bias_distance, bias_distance) +
+                              bias_distance is added, where past = j - i - (seqlen_k - seqlen_q), seqlens_k[b] for
+                              seqlen_k */
+  int32_t bias_distance;   /* the greatest that has an entry of its own */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -123,6 +128,10 @@ typedef struct attention_autotuner_attention_backward_params {
   int32_t total_q;
   int32_t total_k;
   int32_t causal_from_end;
+  /* since 1006: as in the forward */
+  const float* bias_table;
+  int32_t bias_distance;
+  float* dbias_table; /* shaped like bias_table, or null where not wanted */
 } attention_autotuner_attention_backward_params;
 
 /* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import torch
 
+from ...core.modifications import MAX_BIAS_DISTANCE
 from ...core.problem import CAUSAL_ALIGNMENTS, MAX_EXTENT, Problem
 from ...errors import UnsupportedProblemError
+from ...operations.attention.modified import MASK_DTYPES
 from ..shared import checks
 from ..shared.options import as_float
 
@@ -116,6 +118,45 @@ def check_packing(
         checks.fail_unless(x.is_contiguous(), f"{name} must be contiguous, got {x.stride()}")
     for name, length in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
         checks.fail_unless(length >= 0, f"{name} must be at least 0, got {length}")
+
+
+def check_entries(table: torch.Tensor) -> int:
+    """The entries of a head in a bias table, as many to either side of the diagonal's.
+
+    Raises:
+        UnsupportedProblemError: it has not two dimensions, an even number of entries, or too many.
+    """
+    sizes = tuple(table.shape)
+    checks.fail_unless(
+        len(sizes) == 2 and sizes[1] % 2 == 1,
+        f"bias_table must have the shape (heads_q, 2 * D + 1), got {sizes}",
+    )
+    checks.fail_unless(
+        sizes[1] <= 2 * MAX_BIAS_DISTANCE + 1,
+        f"bias_table must have entries for distances of at most {MAX_BIAS_DISTANCE}, got {sizes[1] // 2}",
+    )
+    return sizes[1]
+
+
+def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A mask as a view of all pairs ``[batch, heads_q, seqlen_q, seqlen_k]``.
+
+    Raises:
+        UnsupportedProblemError: it does not broadcast to them, has another dtype or requires a gradient.
+    """
+    sizes = tuple(mask.shape)
+    fits = len(sizes) <= 4 and all(
+        x in (1, y) for x, y in zip(reversed(sizes), reversed(shape), strict=False)
+    )
+    checks.fail_unless(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
+    checks.fail_unless(
+        mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}"
+    )
+    checks.fail_unless(
+        not mask.requires_grad,
+        "attn_mask gets no gradient: pass it detached, got requires_grad=True",
+    )
+    return mask.expand(shape)
 
 
 def refuse_bounded(bounded: bool) -> None:

@@ -38,6 +38,7 @@ def flash_attn_func(
     window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
+    bias_table: Any = None,
     attn_mask: Any = None,
     sinks: Any = None,
     return_lse: bool = False,
@@ -84,6 +85,9 @@ def flash_attn_func(
         softcap: c of ``c tanh(S / c)``, which scaled scores S become; 0 for none.
         alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]`` on q's device: after the softcap
             ``-slope |i + seqlen_k - seqlen_q - j|`` is added, ``seqlens_k[b]`` for ``seqlen_k``. They get no gradient.
+        bias_table: fp32 ``[heads_q, 2 * D + 1]`` on q's device, contiguous, D at most 65536: after the softcap the
+            entry at ``clamp(j - i - (seqlen_k - seqlen_q), -D, D) + D`` is added, ``seqlens_k[b]`` for ``seqlen_k``.
+            Differentiable; its gradient costs time where the table requires one.
         attn_mask: broadcasts to ``[batch, heads_q, seqlen_q, seqlen_k]``, whatever the layout: boolean, True where a
             key takes part, or fp32, fp16 or bf16, which is added after the softcap. It gets no gradient. A row whose
             keys are all hidden gives 0.
@@ -147,6 +151,7 @@ def flash_attn_func(
     modified = (
         window_size != NO_WINDOW
         or alibi_slopes is not None
+        or bias_table is not None
         or attn_mask is not None
         or sinks is not None
         or (type(softcap) is not float or softcap != 0.0)
@@ -157,6 +162,7 @@ def flash_attn_func(
     plainly = addresses is not None and len(addresses) == 3 + len(bounds)
     if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
         values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks}
+        values["bias_table"] = bias_table
         values = {name: x for name, x in values.items() if x is not None}
         if layout is not options.BHSD or not all(
             isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from ... import settings
 from ...core.problem import NO_WINDOW
 from ...operations.attention.modified import (
     CU_SEQLENS,
-    MASK_DTYPES,
     Modifiers,
     attention_modified,
     attention_modified_backward,
@@ -56,6 +56,7 @@ class Forward(NamedTuple):
     cu_seqlens_k: torch.Tensor | None
     max_seqlen_q: torch.SymInt
     max_seqlen_k: torch.SymInt
+    bias_table: torch.Tensor | None
 
 
 class Backward(NamedTuple):
@@ -83,12 +84,20 @@ class Backward(NamedTuple):
     cu_seqlens_k: torch.Tensor | None
     max_seqlen_q: torch.SymInt
     max_seqlen_k: torch.SymInt
+    bias_table: torch.Tensor | None
+    bias_gradient: bool
 
 
 Call = Forward | Backward
 BOUNDS = ("seqlens_k", "starts_k")
-_VALUES = ("softcap", "alibi_slopes", "attn_mask", "sinks")  # fields of calls and of Modifiers
-UNPACKED = (None, None, 0, 0)  # the last arguments of both ops
+_VALUES = (
+    "softcap",
+    "alibi_slopes",
+    "attn_mask",
+    "sinks",
+    "bias_table",
+)  # fields of calls and of Modifiers
+UNPACKED = (None, None, 0, 0)  # the last arguments of both ops but for the bias table's
 
 
 def modifiers_of(call: Call) -> Modifiers:
@@ -149,6 +158,8 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
         shape: tuple[int, ...] = (heads,)
         if name == "alibi_slopes" and x.dim() == 2:
             shape = (batch, heads)
+        if name == "bias_table":
+            shape = (heads, attention_checks.check_entries(x))
         checks.check_like(name, x, shape, torch.float32, q.device)
         checks.fail_unless(
             x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}"
@@ -158,27 +169,6 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
         slopes is None or not slopes.requires_grad,
         "alibi_slopes get no gradient: pass them detached, got requires_grad=True",
     )
-
-
-def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A mask as a view of all pairs ``[batch, heads_q, seqlen_q, seqlen_k]``.
-
-    Raises:
-        UnsupportedProblemError: it does not broadcast to them, has another dtype or requires a gradient.
-    """
-    sizes = tuple(mask.shape)
-    fits = len(sizes) <= 4 and all(
-        x in (1, y) for x, y in zip(reversed(sizes), reversed(shape), strict=False)
-    )
-    checks.fail_unless(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
-    checks.fail_unless(
-        mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}"
-    )
-    checks.fail_unless(
-        not mask.requires_grad,
-        "attn_mask gets no gradient: pass it detached, got requires_grad=True",
-    )
-    return mask.expand(shape)
 
 
 # --- the ops -----------------------------------------------------------------------------------------
@@ -226,16 +216,22 @@ def _backward_cuda(call: Backward) -> Tensors:
     if checks.is_empty(call.q, call.k):
         return _backward_empty(call)
     gradients = attention_plan.attention_backward(
-        *call[:7], call[7:11], call.deterministic, modifiers_of(call)
+        *call[:7],
+        call[7:11],
+        call.deterministic,
+        modifiers_of(call),
+        bias_gradient=call.bias_gradient,
     )
-    return gradients if call.sinks is not None else (*gradients, nothing(call.q))
+    dq, dk, dv, *of_values = gradients
+    wanted = (call.sinks is not None, call.bias_gradient)
+    return dq, dk, dv, *(of_values.pop(0) if wants else nothing(call.q) for wants in wanted)
 
 
 def _backward_empty(call: Backward) -> Tensors:
-    dq, dk, dv, dsinks = (x.zero_() for x in _backward_fake(call))
+    dq, dk, dv, dsinks, dbias = (x.zero_() for x in _backward_fake(call))
     if call.sinks is not None and call.grad_lse is not None:
         dsinks.copy_(call.grad_lse.sum((0, 2)))  # LSE is the sink where there are no keys
-    return dq, dk, dv, dsinks
+    return dq, dk, dv, dsinks, dbias
 
 
 def _backward_cpu(call: Backward) -> Tensors:
@@ -245,8 +241,10 @@ def _backward_cpu(call: Backward) -> Tensors:
     gradients = attention_modified_backward(
         *call[:5], modifiers=modifiers_of(call), **plain_op.options_of(call)
     )
-    for result, gradient in zip(results, gradients, strict=False):
-        result.copy_(gradient)
+    present = (True, True, True, call.sinks is not None, call.bias_table is not None)
+    for result, gradient in zip(compress(results, present), gradients, strict=True):
+        if result.shape == gradient.shape:  # else it is not wanted
+            result.copy_(gradient)
     return results
 
 
@@ -255,8 +253,9 @@ def _backward_fake(call: Backward) -> Tensors:
     checks.check_tensors(q, k, v)
     attention_checks.check_gradients(call.grad_o, call.grad_lse, q, v, call.o, call.lse)
     check_modifiers(q, modifiers_of(call))
-    of_sinks = nothing(q) if sinks is None else torch.empty_like(sinks)
-    return (*map(checks.empty_gradient, (q, k, v)), of_sinks)
+    table = call.bias_table if call.bias_gradient else None
+    of_values = (nothing(q) if x is None else torch.empty_like(x) for x in (sinks, table))
+    return (*map(checks.empty_gradient, (q, k, v)), *of_values)
 
 
 FORWARD_OP = define(
@@ -268,7 +267,7 @@ BACKWARD_OP = define(
     _backward_cuda,
     _backward_cpu,
     _backward_fake,
-    results=4,
+    results=5,
 )
 
 
@@ -278,9 +277,9 @@ BACKWARD_OP = define(
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    tensors = (call.alibi_slopes, call.attn_mask, call.sinks, *call[16:18])
+    tensors = (call.alibi_slopes, call.attn_mask, call.sinks, *call[16:18], call.bias_table)
     ctx.save_for_backward(*call[:3], *output, *tensors)
-    ctx.others, ctx.longest = call[3:11], call[18:]
+    ctx.others, ctx.longest = call[3:11], call[18:20]
     ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
@@ -291,23 +290,25 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     attention_checks.refuse_bounded(ctx.bounded)
     if grad_o is None and grad_lse is None:
         return of_arguments(Forward)
-    *saved, slopes, mask, sinks, ends_q, ends_k = ctx.saved_tensors
+    *saved, slopes, mask, sinks, ends_q, ends_k, table = ctx.saved_tensors
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     with settings_of(ctx):
-        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest)
-        dq, dk, dv, dsinks = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
+        wanted = ctx.needs_input_grad[Forward._fields.index("bias_table")]
+        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest, table, wanted)
+        dq, dk, dv, dsinks, dbias = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
     gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
     gradients["sinks"] = None if sinks is None else dsinks
+    gradients["bias_table"] = dbias if wanted else None
     return tuple(gradients.get(name) for name in Forward._fields)
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
     call = Backward(*inputs)
-    ctx.save_for_backward(*call[:5], *call[15:20])
+    ctx.save_for_backward(*call[:5], *call[15:20], call.bias_table)
     nothing_kept: Any = dict.fromkeys(("q", "k", "v", "o", "lse", "grad_o", "grad_lse"))
     ctx.call = call._replace(**nothing_kept)
     ctx.set_materialize_grads(False)
@@ -315,22 +316,26 @@ def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
 
 def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the backward op's arguments, by the reference."""
-    grad_o, grad_lse, q, k, v, slopes, mask, sinks, *ends = ctx.saved_tensors
+    grad_o, grad_lse, q, k, v, slopes, mask, sinks, *ends, table = ctx.saved_tensors
     notice_reference("attention", q)
     values = dict(zip(CU_SEQLENS, ends, strict=True), alibi_slopes=slopes, attn_mask=mask)
-    call = ctx.call._replace(sinks=None, **values)
+    call = ctx.call._replace(sinks=None, bias_table=None, **values)
 
-    def formula(q: Any, k: Any, v: Any, sinks: Any) -> Tensors:
-        modifiers = modifiers_of(call._replace(sinks=sinks))
+    def formula(q: Any, k: Any, v: Any, sinks: Any, table: Any) -> Tensors:
+        modifiers = modifiers_of(call._replace(sinks=sinks, bias_table=table))
         return attention_modified(q, k, v, modifiers=modifiers, **plain_op.options_of(call))
 
     inputs, gradients = differentiate_again(
         formula,
-        (q, k, v, sinks),
+        (q, k, v, sinks, table),
         (grad_o, grad_lse),
-        (*directions[:3], None if sinks is None else directions[3]),
+        (
+            *directions[:3],
+            None if sinks is None else directions[3],
+            directions[4] if call.bias_gradient else None,
+        ),
     )
-    by_name = dict(zip(("q", "k", "v", "sinks"), inputs, strict=True))
+    by_name = dict(zip(("q", "k", "v", "sinks", "bias_table"), inputs, strict=True))
     by_name |= dict(zip(("grad_o", "grad_lse"), gradients, strict=True))
     return tuple(by_name.get(name) for name in Backward._fields)
 
@@ -373,11 +378,12 @@ def attention(
     values = dict(asked.tensors)
     if "attn_mask" in values:
         shape = (*q.shape[:3], k.shape[2])
-        values["attn_mask"] = expanded_mask(values["attn_mask"], shape)
+        values["attn_mask"] = attention_checks.expanded_mask(values["attn_mask"], shape)
     first, last = (q, k, v, scale, causal, top_left, device_type), map(bounds.get, BOUNDS)
     if window == NO_WINDOW and not softcap and not values:
         o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
     else:
-        tensors = map(values.get, _VALUES[1:])
-        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last, *UNPACKED)
+        *tensors, table = map(values.get, _VALUES[1:])
+        bent = (*window, softcap, *tensors, *last, *UNPACKED, table)
+        o, lse = FORWARD_OP(*first, deterministic, *bent)
     return (o, lse) if return_lse else o

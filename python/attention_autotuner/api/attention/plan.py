@@ -22,7 +22,7 @@ from . import checks as attention_checks
 from .checks import Options
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
-Gradients = tuple[torch.Tensor, ...]  # of q, k and v, and of sinks
+Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks and of a bias table
 
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
@@ -109,8 +109,10 @@ def attention_backward(
     options: Options,
     deterministic: bool,
     modifiers: Modifiers | None = None,
+    *,
+    bias_gradient: bool = False,
 ) -> Gradients:
-    """Gradients of q, k and v through a kernel, and of sinks where there are any.
+    """Gradients of q, k and v through a kernel, and of sinks where there are any, then of a bias table.
 
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
@@ -123,6 +125,7 @@ def attention_backward(
         options: see q.
         deterministic: only kernels that give equal bits each time may serve.
         modifiers: what bends the scores, checked; nothing where None.
+        bias_gradient: that of the bias table is wanted.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
@@ -142,6 +145,7 @@ def attention_backward(
         *_signature(modifiers),
         options,
         deterministic,
+        bias_gradient,
         dispatch.generation(),
         id(settings.current()),
     )
@@ -154,6 +158,9 @@ def attention_backward(
         outputs, copies = launch.gradients(dq=q, dk=k, dv=v), launch.unreadable(**others)
         if "sinks" in values:
             outputs.append(launch.contiguous("dsinks", q.shape[1:2], torch.float32))
+        if bias_gradient:
+            shape = values["bias_table"].shape
+            outputs.append(launch.contiguous("dbias_table", shape, torch.float32))
         backward = {"direction": "backward", "deterministic": deterministic}
 
         def by_reference(*tensors: torch.Tensor | None) -> Gradients:
@@ -165,8 +172,10 @@ def attention_backward(
                 results = REFERENCES["attention_backward"](*call)
             else:
                 bent, packed = _arguments_of(modifiers, named)
-                results = REFERENCES["attention_modified_backward"](*call, *bent, *packed)
-            return results[: len(outputs)]
+                reference = REFERENCES["attention_modified_backward"]
+                results = reference(*call, *bent, *packed, bias_gradient)
+                results = tuple(x for x in results if x.numel())  # the others are not wanted
+            return results
 
         plan = _plan_of(options, inputs, outputs, by_reference, copies, modifiers, **backward)
         BACKWARD_PLANS.remember(key, plan)
@@ -214,9 +223,9 @@ def _plan_of(
 def _arguments_of(
     modifiers: Modifiers, named: Mapping[str, torch.Tensor | None]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Score modifications as the ops of the references take them, and packing, both with the tensors of a call."""
+    """Score modifications as the ops of the references take them, and what follows, both with the tensors of a call."""
     bent = map(named.get, ("alibi_slopes", "attn_mask", "sinks"))
-    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens)
+    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens, named.get("bias_table"))
     return (*modifiers.window_size, modifiers.softcap, *bent), packed
 
 

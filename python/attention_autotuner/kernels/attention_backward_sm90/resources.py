@@ -22,6 +22,7 @@ from ..shared.sm90_tiles import (
 from ..shared.workspace import (
     LISTED_BYTES,
     SUM_BYTES,
+    bias_sums_bytes,
     count_blocks,
     count_head_splits,
     lse_delta_bytes,
@@ -256,7 +257,7 @@ def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, gr
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of LSE and delta, of the sums of dQ, of partial dK and dV, and of the longest list of packed blocks."""
+    """Bytes of LSE and delta, sums of dQ, partial dK and dV, the list of packed blocks, sums for a bias table."""
     sums = dq_sum_bytes(problem, shapes(candidate)[0])
     partial = shared_gradient_bytes(problem, head_splits(problem, candidate))
     listed = 0
@@ -266,4 +267,6 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
             for shape in shapes(candidate)
         )
         listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
-    return lse_delta_bytes(problem) + sums + partial + listed
+    used = lse_delta_bytes(problem) + sums + partial + listed
+    of_bias = bias_sums_bytes(problem)
+    return -(-used // 16) * 16 + of_bias if of_bias else used

@@ -17,6 +17,7 @@ from ...core.problem import Problem
 from ..shared.passes import launch_needs
 from ..shared.workspace import (
     SUM_BYTES,
+    bias_sums_bytes,
     count_blocks,
     count_head_splits,
     lse_delta_bytes,
@@ -240,7 +241,7 @@ def shares_of_group(problem: Problem, candidate: Candidate) -> int:
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of LSE and delta, sums of dQ, and partial dK and dV."""
+    """Bytes of LSE and delta, sums of dQ, partial dK and dV, and sums for a bias table."""
     sums = 0
     for shape in shapes(candidate):
         if isinstance(shape, KeyShape) and shape.one_pass:
@@ -251,4 +252,4 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
             heads = problem.extents[0] * problem.heads_q
             sums = SUM_BYTES * heads * blocks * block * problem.padded_dim_qk
     shared = shared_gradient_bytes(problem, shares_of_group(problem, candidate))
-    return lse_delta_bytes(problem) + sums + shared
+    return lse_delta_bytes(problem) + sums + shared + bias_sums_bytes(problem)

@@ -14,7 +14,7 @@ from .tile_costs import ELEMENT_BYTES, WARP, StepCounts, round_cost, tile_cost
 # What modifications add to a score, by counting instructions: results of ex2 and rcp, and fp32 work over that of a
 # softmax.
 EXPONENTIALS = {"softcap": 2.0}
-ALU_SHARES = {"softcap": 1.0, "alibi_slopes": 0.5}
+ALU_SHARES = {"softcap": 1.0, "alibi_slopes": 0.5, "bias_table": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)

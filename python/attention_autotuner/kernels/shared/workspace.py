@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...core.modifications import TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
 from .super_chunks import WHOLE_SEQUENCE, SuperChunks
 
@@ -17,6 +18,8 @@ LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
 LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
 LISTED_BYTES, COUNT_BYTES = 32, 4  # of sm90/sequence_list.cuh
+
+BIAS_TILE, BIAS_SUMS, BIAS_CTAS = 128, 258, 1024  # of common/bias_gradient.cuh
 
 
 def layout_bytes(sizes: Iterable[int]) -> int:
@@ -91,6 +94,22 @@ def list_bytes(problem: Problem, block: int, *, by_queries: bool) -> list[int]:
     if not problem.packed:
         return []
     return [LISTED_BYTES * count_blocks(problem, block, by_queries=by_queries), COUNT_BYTES]
+
+
+def bias_sums_bytes(problem: Problem) -> int:
+    """Bytes of the sums that become the gradient of a bias table of typical distance; none without one.
+
+    The twin of ``BiasGradient`` in ``common/bias_gradient.cuh``.
+    """
+    if "bias_table" not in problem.modifications:
+        return 0
+    batch, *rows = problem.extents
+    blocks_q, blocks_k = (-(-count // BIAS_TILE) for count in rows)
+    blocks = count_blocks(problem, BIAS_TILE) if problem.packed else blocks_q * batch
+    reach = (TYPICAL_BIAS_DISTANCE + BIAS_TILE - 2) // BIAS_TILE
+    near, heads = min(reach, blocks_k) + min(reach, blocks_q) + 1, problem.heads_q
+    of_near, of_far = (min(blocks, -(-BIAS_CTAS // (heads * count))) for count in (near, 1))
+    return SUM_BYTES * BIAS_SUMS * heads * (near * of_near + 2 * of_far)
 
 
 def shared_gradient_bytes(problem: Problem, splits: int) -> int:

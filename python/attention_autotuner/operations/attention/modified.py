@@ -35,6 +35,8 @@ class Modifiers:
         softcap: c of ``c tanh(S / c)``; 0 for none.
         alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]``: ``-slope |i + seqlen_k - seqlen_q - j|`` is added,
             with the end of a batch entry's keys in place of ``seqlen_k``.
+        bias_table: fp32 ``[heads_q, 2 D + 1]``: the entry at ``clamp(j - i - (seqlen_k - seqlen_q), -D, D) + D`` is
+            added, again with that end.
         attn_mask: ``[batch, heads_q, seqlen_q, seqlen_k]``, boolean, True where a pair takes part, or what is added.
         sinks: fp32 ``[heads_q]``, logits that join the denominator and LSE; they are not scaled, capped or masked.
         cu_seqlens_q: where packed sequences end, int32 ``[sequences + 1]`` from 0; None where batch entries are
@@ -47,6 +49,7 @@ class Modifiers:
     window_size: tuple[int, int] = NO_WINDOW
     softcap: float = 0.0
     alibi_slopes: torch.Tensor | None = None
+    bias_table: torch.Tensor | None = None
     attn_mask: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
@@ -64,6 +67,8 @@ class Modifiers:
         slopes, mask = self.alibi_slopes, self.attn_mask
         scalars = {"softcap": self.softcap}
         scalars["alibi_per_batch"] = int(slopes is not None and slopes.dim() == 2)
+        if self.bias_table is not None:
+            scalars["bias_distance"] = self.bias_table.shape[1] // 2
         if mask is not None:
             scalars |= {"attn_mask_stride_column": mask.stride(3)}
             scalars |= {"attn_mask_kind": MASK_DTYPES.index(mask.dtype)}
@@ -151,14 +156,13 @@ def attention_modified_backward(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of q, k, v and, where there are any, sinks, in their tensors' dtypes.
+    """Gradients of q, k, v and, where there are any, of sinks and of a bias table, in their tensors' dtypes.
 
     Arguments are those of :func:`attention_modified`, and gradients of its results, which may be None for zero.
     """
     group = q.shape[1] // k.shape[1]
-    sinks = modifiers.sinks
     dq, dk, dv = map(zeros, (q, k, v))
-    dsinks = () if sinks is None else (zeros(sinks),)
+    of_values = [zeros(x) for x in (modifiers.sinks, modifiers.bias_table) if x is not None]
     if modifiers.cu_seqlens_q is not None:
         for rows, keys, three, of_one in modifiers.of_sequences(q, k, v):
             of_o, of_lse = (None if x is None else x[:, :, rows] for x in (grad_o, grad_lse))
@@ -166,9 +170,9 @@ def attention_modified_backward(
                 of_o, of_lse, *three, modifiers=of_one, dtype=dtype, **options
             )
             dq[:, :, rows], dk[:, :, keys], dv[:, :, keys] = results[:3]
-            for total, addend in zip(dsinks, results[3:], strict=True):
+            for total, addend in zip(of_values, results[3:], strict=True):
                 total += addend
-        return dq, dk, dv, *dsinks
+        return dq, dk, dv, *of_values
     with torch.no_grad(), full_precision():
         for b in range(q.shape[0]):
             for head in range(k.shape[1]):
@@ -176,12 +180,12 @@ def attention_modified_backward(
                 tensors = tuple(x.to(dtype) for x in (q[b, heads], k[b, head], v[b, head]))
                 of_o, of_lse = (None if x is None else x[b, heads] for x in (grad_o, grad_lse))
                 of_head = _Head(b, heads, k, modifiers, **options)
-                dq[b, heads], dk[b, head], dv[b, head], of_sinks = of_head.differentiate(
+                dq[b, heads], dk[b, head], dv[b, head], *addends = of_head.differentiate(
                     of_o, of_lse, *tensors
                 )
-                for total in dsinks:
-                    total[heads] += of_sinks
-    return dq, dk, dv, *dsinks
+                for total, addend in zip(of_values, addends, strict=True):
+                    total[heads] += addend
+    return dq, dk, dv, *of_values
 
 
 class _Head:
@@ -223,7 +227,7 @@ class _Head:
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Gradients of q, k, v and of the sink of every head, 0 without sinks.
+        """Gradients of q, k, v and, where there are any, of the sink and of the bias of every head.
 
         ``dS = P (dP - rowsum(P dP) + dLSE)`` after what bends scores, times the derivative of that before it; a sink is
         one more score, whose value is zero.
@@ -241,10 +245,17 @@ class _Head:
         if grad_lse is not None:
             # Perhaps NaN where a row is empty, of which 0 times is NaN.
             ds = ds + p * grad_lse.to(q.dtype)[..., None].masked_fill(empty, 0.0)
-        of_sinks = ds[..., count:].to(summing_dtype(ds.dtype)).sum((1, 2))
+        modifiers, of_values = self._modifiers, []
+        if modifiers.sinks is not None:
+            of_values.append(ds[..., count:].to(summing_dtype(ds.dtype)).sum((1, 2)))
+        if modifiers.bias_table is not None:
+            addends = ds[..., :count].to(summing_dtype(ds.dtype)).flatten(1)
+            entries = self._entries(s[..., :count], modifiers.bias_table)
+            of_table = addends.new_zeros(len(addends), modifiers.bias_table.shape[1])
+            of_values.append(of_table.index_add(1, entries.flatten(), addends))
         ds = self._scale * (ds[..., :count] * derivative)
         dk[self._keys] = (ds.mT @ q).sum(0)
-        return ds @ k[self._keys], dk, dv, of_sinks
+        return ds @ k[self._keys], dk, dv, *of_values
 
     def _scores(
         self, q: torch.Tensor, k: torch.Tensor
@@ -262,6 +273,9 @@ class _Head:
             distances = self._past(s, self._end).abs()
             bias = slopes[self._heads, None, None].to(summing_dtype(s.dtype)) * distances
             s = s - bias.to(s.dtype)
+        if modifiers.bias_table is not None:
+            entries = self._entries(s, modifiers.bias_table)
+            s = s + modifiers.bias_table[self._heads][:, entries].to(s.dtype)
         hidden, mask = self._hidden(s), modifiers.attn_mask
         if mask is not None:
             mask = mask[self._b, self._heads, :, self._keys]
@@ -283,6 +297,11 @@ class _Head:
         rows = torch.arange(s.shape[1], device=s.device)[:, None]
         keys = self._begin + torch.arange(s.shape[2], device=s.device)
         return keys - rows - (end - s.shape[1])
+
+    def _entries(self, s: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Entries of a bias table that scores take: ``[seqlen_q, keys]``."""
+        most = table.shape[1] // 2
+        return self._past(s, self._end).clamp(-most, most) + most
 
     def _hidden(self, s: torch.Tensor) -> torch.Tensor:
         """The pairs that take no part: ``[1 or group, seqlen_q, keys]``."""

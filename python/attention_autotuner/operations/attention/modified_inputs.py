@@ -26,6 +26,7 @@ from .modified import CU_SEQLENS, Modifiers, attention_modified, attention_modif
 
 SOFTCAP = 1.5  # normal scores are around 1
 SINKS_SPREAD = 3.0
+BIAS_DISTANCE = 37  # beyond which small problems have pairs, too
 TANH_ERROR = 2.0**-11  # of the result, of the instruction that some kernels take
 
 
@@ -56,6 +57,8 @@ def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) ->
         tensors["alibi_slopes"] = slopes.repeat(problem.batch, 1) if per_batch else slopes
         if per_batch:
             tensors["alibi_slopes"] *= normal.floats(problem.batch, 1).abs()
+    if "bias_table" in problem.modifications:
+        tensors["bias_table"] = normal.floats(heads, 2 * BIAS_DISTANCE + 1)
     if "attn_mask" in problem.modifications:
         # Boolean and broadcast over heads, or added, an entry alone for all.
         shape = (problem.batch, 1, problem.seqlen_q, problem.seqlen_k)
@@ -131,6 +134,8 @@ class ModifiedBackward(AttentionBackward):
         shapes = binding.gradient_shapes(problem)
         if "sinks" in problem.modifications:
             shapes["dsinks"] = ((problem.heads_q,), torch.float32)
+        if "bias_table" in problem.modifications:
+            shapes["dbias_table"] = ((problem.heads_q, 2 * BIAS_DISTANCE + 1), torch.float32)
         return shapes
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:

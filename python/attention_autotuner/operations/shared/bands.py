@@ -29,6 +29,7 @@ SEEN: dict[str, Seen | None] = {
     "dinitial_state": None,
     "dlog2_gamma": None,
     "dsinks": None,
+    "dbias_table": None,
 }
 """Output by its name in the C ABI -> what its rows are banded by; None where it has heads only."""
 
@@ -57,12 +58,14 @@ class Bands:
             problem: gives lengths and mask. An explicit mask beyond the causal one does not change the bands.
             name: of the output in the C ABI.
             ndim: its number of axes. ``[batch, heads, rows, ...]``, for dmask ``[heads, rows, keys]`` too, for
-                dlog2_gamma and dsinks ``[..., heads]``.
+                dlog2_gamma and dsinks ``[..., heads]``, for dbias_table ``[heads, entries]``.
 
         Raises:
             KeyError: no kernel has an output of that name.
         """
         noun = SEEN[name]
+        if name == "dbias_table":
+            return cls(heads=0)
         if noun is None or problem.packed:  # whose lengths a problem does not say
             return cls(heads=ndim - 1 if name in ("dlog2_gamma", "dsinks") else 1)
         heads = 0 if name == "dmask" and ndim == 3 else 1

@@ -6,6 +6,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_backward_sm90/kernel.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/bias_gradient.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -109,6 +110,7 @@ struct AttentionBackwardSm90Entry {
               return prepare_kernel(preprocess_kernel(), kRowThreads, 0, device, &resident);
             })
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
+            .then([&] { return BiasGradient<Config>::prepare(device); })
             .then([&] {
               if constexpr (kConvertsDq) {
                 auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
@@ -130,7 +132,7 @@ struct AttentionBackwardSm90Entry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles = 0, dq_slots = 0;  // heads that have sums at a time
-    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bytes;
+    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bias_sums, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -167,6 +169,8 @@ struct AttentionBackwardSm90Entry {
         listed = (bytes + 15) / 16 * 16;
         bytes = listed + (most + 1) * int64_t(sizeof(ListedBlock));  // and how many there are
       }
+      bias_sums = (bytes + 15) / 16 * 16;
+      if (int64_t const wanted = BiasGradient<Config>::workspace_bytes(p)) bytes = bias_sums + wanted;
     }
   };
   // Blocks of rows of a head, at most.
@@ -329,6 +333,9 @@ struct AttentionBackwardSm90Entry {
             }
           }
           return cuda_status(cudaGetLastError());
+        })
+        .then([&] {
+          return BiasGradient<Config>::launch(common, reinterpret_cast<float*>(at(places.bias_sums)), stream);
         })
         .then([&] {
           return Passes::for_each([&](auto traits) {

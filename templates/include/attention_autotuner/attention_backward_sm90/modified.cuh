@@ -1,9 +1,10 @@
-// Score modifications of a consumer warpgroup of attention's backward: softcap and ALiBi.
+// Score modifications of a consumer warpgroup of attention's backward: softcap, ALiBi and bias tables.
 //
 // A softcap's tangents give exponents and, squared, the derivative of scores, with which P waits for dP. ALiBi's
 // -slope |distance| is linear in rows and columns of a tile on either side of the diagonal, and goes into what the
-// exponents subtract. Windows are a matter of masks and of which tiles are visited; the gradient of sinks is that of
-// family sm80, in common/sink_gradient.cuh.
+// exponents subtract. So does the entry of a bias table, which is a constant of tiles that are far from the diagonal.
+// Windows are a matter of masks and of which tiles are visited; the gradients of sinks and of tables are those of
+// family sm80, in common/sink_gradient.cuh and common/bias_gradient.cuh.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +78,64 @@ struct Distances<T, true> {
     // First what the values of several scores share.
     if constexpr (T::kByQueries) return fmaf(signed_slope, step, fmaf(signed_slope, first[half], base));
     return fmaf(signed_slope, first[half], fmaf(signed_slope, step, base));
+  }
+};
+
+// What a bias table takes, for a tile, from what exponents subtract.
+template <typename T, bool kAny = T::kBias>
+struct Biases {
+  template <typename Consumer>
+  __device__ __forceinline__ void begin(Consumer const&, Cursor const&) {}
+  template <bool kEach>
+  __device__ __forceinline__ void load(int) {}
+  template <bool kEach>
+  __device__ __forceinline__ float take(float base, int) const {
+    return base;
+  }
+  __device__ __forceinline__ static constexpr bool vary() { return false; }
+};
+template <typename T>
+struct Biases<T, true> {
+  static constexpr int kSign = T::kByQueries ? -1 : 1;  // of rows in how far keys are past diagonals
+  float const* middle;                                  // of the head's entries
+  int distance, past;                                   // of the lane's first score
+  float constant;                                       // of tiles with one entry, in powers of two
+  bool varies;
+  float values[2][2];  // of eight columns' scores, for this lane's two rows
+
+  template <typename Consumer>
+  __device__ __forceinline__ void begin(Consumer const& consumer, Cursor const& now) {
+    auto const& p = consumer.common().params;
+    constexpr int kRows = kWarpgroupRows - 1, kColumns = T::kBlockColumns - 1;
+    int const diagonal = p.seqlen_k - p.seqlen_q, column = now.tile * T::kBlockColumns;
+    int const corner = kSign * (consumer.first_row() - column) - diagonal;
+    int const least = corner - (T::kByQueries ? kRows : kColumns), most = corner + (T::kByQueries ? kColumns : kRows);
+    BiasOfTile const bias(consumer.arguments, T::kByQueries ? consumer.head : now.head, least, most);
+    middle = bias.middle;
+    distance = bias.distance;
+    varies = bias.varies;
+    constant = bias[least] * kLog2E;
+    past = kSign * (consumer.lane_row() - column - 2 * (lane_index() & 3)) - diagonal;
+  }
+  __device__ __forceinline__ bool vary() const { return varies; }
+  // Of a tile whose scores take several entries (`kEach`): those of its columns from 8 g on, one g after the other.
+  template <bool kEach>
+  __device__ __forceinline__ void load(int g) {
+    if constexpr (kEach) {
+      auto entry = [this](int at) { return middle[minimum(maximum(at, -distance), distance)]; };
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        // Eight rows further down scores take what those of eight columns before take here.
+        values[1][e] = g == 0 ? entry(past + kSign * (8 - e)) : values[0][e];
+        values[0][e] = entry(past - kSign * (8 * g + e));
+      }
+    }
+  }
+  // For element e of four.
+  template <bool kEach>
+  __device__ __forceinline__ float take(float base, int e) const {
+    if constexpr (!kEach) return base - constant;
+    return fmaf(-kLog2E, values[e / 2][e % 2], base);
   }
 };
 

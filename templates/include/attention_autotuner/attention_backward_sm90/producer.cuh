@@ -93,7 +93,7 @@ struct MaskTensor<attention_autotuner_retnet_backward_params> {
 };
 
 template <typename Params>
-struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>>, MaskTensor<Params> {
+struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Params>>, MaskTensor<Params> {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
   // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; or [batch, heads_q, dq_tiles], shares that have

@@ -35,6 +35,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   float base[2], shift[2];  // of this lane's two rows, where rows are queries
   CappedScores<T::kPacksCapped, T::kBlockColumns / 4> capped;
   Distances<T> distances;
+  Biases<T> biases;
 
   __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments<typename T::Params> const& arguments,
                                                     uint32_t smem, typename Base::List const& list,
@@ -108,7 +109,8 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     if constexpr (T::kModified) {
       bool const masked = needs_mask(now);
       distances.begin(*this, now);
-      if (masked || distances.crossed()) {
+      biases.begin(*this, now);
+      if (masked || distances.crossed() || biases.vary()) {
         exponentiate_scores<true>(values, now, masked);
       } else {
         exponentiate_scores<false>(values, now, false);
@@ -133,10 +135,12 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       float2 of_columns{};
       if constexpr (!T::kByQueries) of_columns = load_shared_float2(values + 32 * g);
       float bent[4];
+      biases.template load<kAny>(g);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float b = T::kByQueries ? base[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
         b = distances.template add<kAny>(b, e / 2, 8 * g + e % 2);
+        b = biases.template take<kAny>(b, e);
         float score = s[4 * g + e];
         if constexpr (!kAny && T::kSoftcap) score = tanh_approximate(score * arguments.tanh_scale);
         s[4 * g + e] = exp2_approximate(fmaf(score, c, -b));

@@ -1,9 +1,10 @@
-// Score modifications of a consumer warpgroup of attention's forward: windows, softcap, ALiBi and sinks.
+// Score modifications of a consumer warpgroup of attention's forward: windows, softcap, ALiBi, bias tables and sinks.
 //
 // A softcap leaves tangents in the place of scores; the cap is then part of the exponent's scale. ALiBi's
 // -slope |distance| is linear in the columns of a tile on either side of the diagonal: what a column adds to a score is
 // one FMA by a constant, and what the row and the tile add goes into what the exponent subtracts. Only tiles that the
-// diagonal crosses take it score by score. A sink is what the row's maximum and sum begin with.
+// diagonal crosses take it score by score. So it is with a table: where all of a tile is so far from the diagonal that
+// one entry serves, that is part of what the exponent subtracts. A sink is what the row's maximum and sum begin with.
 #pragma once
 
 #include <cstdint>
@@ -89,6 +90,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
       for (int i = 0; i < T::kBlockN / 2; ++i) s[i] *= arguments.sign;
     }
     if constexpr (T::kAlibi) add_distances(tile, key_tile);
+    if constexpr (T::kBias) add_biases(tile, key_tile);
   }
 
  private:
@@ -101,6 +103,42 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
   }
   __device__ __forceinline__ int last_query(WorkTile const& tile) const {
     return query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
+  }
+
+  // Row i's bottom-right diagonal is the range's key i + this.
+  __device__ __forceinline__ int diagonal_of_range() const {
+    if constexpr (T::kKeyBounds) return range.diagonal - range.begin();
+    return range.length(arguments) - range.queries(arguments);
+  }
+
+  __device__ __forceinline__ void add_biases(WorkTile const& tile, int key_tile) {
+    int const diagonal = diagonal_of_range(), column = key_tile * T::kBlockN;
+    int const least = column - last_query(tile) - diagonal;
+    int const most = column + T::kBlockN - 1 - first_query(tile) - diagonal;
+    constexpr int kHeads = T::kPackGqa ? 2 : 1;  // of this lane's rows
+#pragma unroll
+    for (int half = 0; half < kHeads; ++half) {
+      int const row = lane_row() + 8 * half;
+      BiasOfTile const bias(arguments, head_of(tile, row), least, most);
+      float const far = bias.varies ? 0.0f : bias[least] * kLog2E;
+      offset[half] = T::kAlibi ? offset[half] + far : far;
+      if constexpr (kHeads == 1) offset[1] = T::kAlibi ? offset[1] + far : far;
+      if (!bias.varies) continue;
+      int const past = column + 2 * (lane_index() & 3) - query_of(tile, row) - diagonal;
+      auto add = [&](int index, float value) { s[index] = fmaf(value, arguments.slope_scale, s[index]); };
+      // Eight rows further down scores take what those of eight columns before take here.
+      float before[2] = {bias[past - 8], bias[past - 7]};
+#pragma unroll
+      for (int g = 0; g < T::kBlockN / 8; ++g) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float const value = bias[past + 8 * g + e];
+          add(4 * g + 2 * half + e, value);
+          if constexpr (kHeads == 1) add(4 * g + 2 + e, before[e]);
+          before[e] = value;
+        }
+      }
+    }
   }
 
   __device__ __forceinline__ void add_distances(WorkTile const& tile, int key_tile) {

@@ -24,8 +24,8 @@ struct PackedTotals<true> {
   int total_q;
 };
 
-template <bool kModified, bool kPacked = false>
-struct AttentionForwardSm90Arguments : ScoreValues<kModified>, PackedTotals<kPacked> {
+template <bool kModified, bool kPacked = false, bool kBias = false>
+struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>, PackedTotals<kPacked> {
   TmaTensor q, k, v, o, mask;
   WorkListOf<kPacked> list;
   PackedRows packed;
@@ -48,7 +48,7 @@ struct AttentionForwardSm90Arguments : ScoreValues<kModified>, PackedTotals<kPac
 };
 
 template <typename T>
-using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked>;
+using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked, T::kBias>;
 
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
 template <typename T>

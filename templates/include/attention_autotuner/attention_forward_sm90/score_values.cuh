@@ -17,15 +17,16 @@ struct ScoreModsOf {
   static constexpr bool kModified = kBendsScores<Config>;
   static constexpr bool kSoftcap = Modifications::template kHas<Softcap>;
   static constexpr bool kAlibi = Modifications::template kHas<AlibiSlopes>;
+  static constexpr bool kBias = Modifications::template kHas<BiasTable>;
   static constexpr bool kSinks = Modifications::template kHas<Sinks>;
   static_assert(!Modifications::template kHas<AttnMask>, "tensors of masks are for family sm80");
 };
 
 // Part of the arguments of kernels with modifications, and nothing of others.
-template <bool kModified>
+template <bool kModified, bool kBias = false>
 struct ScoreValues {};
 template <>
-struct ScoreValues<true> {
+struct ScoreValues<true, false> {
   int window_left, window_right;  // as with_window leaves them
   int zero;                       // which the compiler does not know
   float tanh_scale;               // of scores under a softcap: softmax_scale / softcap
@@ -33,10 +34,31 @@ struct ScoreValues<true> {
   int slopes_per_batch;           // 0 where batch entries share slopes
   float const *alibi_slopes, *sinks;
 };
+template <>
+struct ScoreValues<true, true> : ScoreValues<true, false> {
+  float const* bias_table;
+  int bias_distance;
+};
+
+// What a table adds to the scores of a tile, of which keys are at least `least` and at most `most` past the diagonals.
+struct BiasOfTile {
+  float const* middle;  // of the head's entries
+  int distance;         // the greatest with an entry of its own
+  bool varies;          // not all scores take the same entry
+
+  template <typename Values>
+  __device__ __forceinline__ BiasOfTile(Values const& values, int head, int least, int most)
+      : middle(BiasTable::middle_of(values, head)),
+        distance(values.bias_distance),
+        varies(most > -distance && least < distance) {}
+  __device__ __forceinline__ float operator[](int past) const {
+    return middle[minimum(maximum(past, -distance), distance)];
+  }
+};
 
 // The values in params. Under a softcap, `exponent_scale`, by which exponents are scores, becomes that of the tangents.
 template <typename Mods, typename Params>
-inline void take_values(ScoreValues<true>& values, Params const& asked, float& exponent_scale) {
+inline void take_values(ScoreValues<true, Mods::kBias>& values, Params const& asked, float& exponent_scale) {
   Params const params = with_window(asked);
   values.window_left = params.window_left;
   values.window_right = params.window_right;
@@ -44,6 +66,10 @@ inline void take_values(ScoreValues<true>& values, Params const& asked, float& e
   values.slopes_per_batch = params.alibi_per_batch ? params.heads_q : 0;
   values.alibi_slopes = params.alibi_slopes;
   values.sinks = params.sinks;
+  if constexpr (Mods::kBias) {
+    values.bias_table = params.bias_table;
+    values.bias_distance = params.bias_distance;
+  }
   if constexpr (Mods::kSoftcap) {
     values.tanh_scale = params.softmax_scale / params.softcap;
     exponent_scale = params.softcap * kLog2E;

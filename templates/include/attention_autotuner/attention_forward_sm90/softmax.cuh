@@ -32,6 +32,7 @@ struct AttentionForwardSm90Softmax
     : std::conditional_t<T::kModified, AttentionForwardSm90Modified<T>, AttentionForwardSm90Rows<T>> {
   using Base = std::conditional_t<T::kModified, AttentionForwardSm90Modified<T>, AttentionForwardSm90Rows<T>>;
   using Element = typename T::Element;
+  static constexpr bool kOffsets = T::kAlibi || T::kBias;  // tiles have some, beside scaled scores
   using Base::arguments;
   using Base::Base;
   using Base::factor;
@@ -55,10 +56,10 @@ struct AttentionForwardSm90Softmax
     }
   }
   // By which the maxima that row_maximum finds are in powers of two.
-  __device__ __forceinline__ float maximum_scale() const { return T::kAlibi ? 1.0f : arguments.exponent_scale; }
+  __device__ __forceinline__ float maximum_scale() const { return kOffsets ? 1.0f : arguments.exponent_scale; }
   // What the exponents of a row's scaled scores subtract.
   __device__ __forceinline__ float exponent_base(int half) const {
-    if constexpr (T::kAlibi) return level[half] - Base::offset[half];
+    if constexpr (kOffsets) return level[half] - Base::offset[half];
     return level[half];
   }
 
@@ -101,7 +102,7 @@ struct AttentionForwardSm90Softmax
         chain[g % kChains] = g < kChains ? pair : fmaxf(chain[g % kChains], pair);
       }
       most[half] = fmaxf(chain[0], chain[1]);
-      if constexpr (T::kAlibi) most[half] = fmaf(most[half], arguments.exponent_scale, Base::offset[half]);
+      if constexpr (kOffsets) most[half] = fmaf(most[half], arguments.exponent_scale, Base::offset[half]);
     }
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2) {

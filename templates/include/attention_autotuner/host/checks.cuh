@@ -60,6 +60,9 @@ inline bool has_values(Params const& p) {
   if constexpr (Mods::template kHas<AlibiSlopes>) {
     if (p.alibi_slopes == nullptr) return false;
   }
+  if constexpr (Mods::template kHas<BiasTable>) {
+    if (p.bias_table == nullptr || p.bias_distance < 0 || p.bias_distance > BiasTable::kMaxDistance) return false;
+  }
   if constexpr (Mods::template kHas<AttnMask>) {
     if (p.attn_mask.data == nullptr || p.attn_mask_kind < 0 || p.attn_mask_kind >= AttnMask::kKinds) return false;
   }

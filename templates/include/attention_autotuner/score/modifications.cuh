@@ -26,10 +26,11 @@
 namespace attention_autotuner {
 
 // Where a score stands: row of q, row of k, and how far the key is before the row's bottom-right diagonal, row +
-// seqlen_k - seqlen_q - column.
+// seqlen_k - seqlen_q - column, and past it, which is minus that.
 struct ScorePlace {
   int row, column;
   float distance;
+  int past;
 };
 
 // What modifications without state and without a derivative share.
@@ -79,6 +80,25 @@ struct AlibiSlopes : PlainModification {
       : slope(params.alibi_slopes[(params.alibi_per_batch ? batch * params.heads_q : 0) + head] * kLog2E) {}
   __device__ __forceinline__ float apply(float score, ScorePlace const& at) const {
     return fmaf(-slope, fabsf(at.distance), score);
+  }
+};
+
+// score + table[clamp(past, -D, D) + D], read through L1
+struct BiasTable : PlainModification {
+  static constexpr int kMaxDistance = 1 << 16;  // D at most
+  float const* middle;                          // of the head's entries
+  int most;                                     // D
+
+  template <typename Params>
+  __device__ __forceinline__ BiasTable(Params const& params, int, int head)
+      : middle(middle_of(params, head)), most(params.bias_distance) {}
+  // Of anything that has the table's fields.
+  template <typename Params>
+  __device__ __forceinline__ static float const* middle_of(Params const& params, int head) {
+    return params.bias_table + int64_t(head) * (2 * params.bias_distance + 1) + params.bias_distance;
+  }
+  __device__ __forceinline__ float apply(float score, ScorePlace const& at) const {
+    return fmaf(middle[minimum(maximum(at.past, -most), most)], kLog2E, score);
   }
 };
 
@@ -173,11 +193,20 @@ inline constexpr bool kIsPacked = ModificationsOf<Config>::Type::template kHas<P
 template <typename Config>
 inline constexpr bool kBendsScores = ModificationsOf<Config>::Type::kCount > int(kIsPacked<Config>);
 
+template <typename Config>
+inline constexpr bool kHasBiasTable = ModificationsOf<Config>::Type::template kHas<BiasTable>;
+
 // Whether params have windows. Kernels of these find them as with_window leaves them.
 template <typename Params, typename = void>
 inline constexpr bool kHasWindow = false;
 template <typename Params>
 inline constexpr bool kHasWindow<Params, std::void_t<decltype(Params::window_left)>> = true;
+
+// Whether params have a bias table.
+template <typename Params, typename = void>
+inline constexpr bool kTakesBias = false;
+template <typename Params>
+inline constexpr bool kTakesBias<Params, std::void_t<decltype(Params::bias_table)>> = true;
 
 inline constexpr int kUnbounded = (1 << 30) - 2;  // sums with rows and offsets stay within 32 bits
 

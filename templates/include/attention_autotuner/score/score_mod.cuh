@@ -14,8 +14,8 @@ enum class ScoreMod {
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
-// Attention's params as far as ABI 1002, 1003 and 1004 have them: kernels that read no later field take these, so that
-// the later ones change no machine code of theirs.
+// Attention's params as far as ABI 1002, 1003, 1004 and 1005 have them: kernels that read no later field take these, so
+// that the later ones change no machine code of theirs.
 struct AttentionForwardParams1002 {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -51,6 +51,25 @@ struct AttentionForwardParams1004 {
   int64_t attn_mask_stride_column;
   int32_t attn_mask_kind;
 };
+struct AttentionForwardParams1005 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o;
+  float* lse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+  int32_t const *seqlens_k, *starts_k;
+  int32_t causal_from_end, splits;
+  int32_t window_left, window_right;
+  float softcap;
+  int32_t alibi_per_batch;
+  float const *alibi_slopes, *sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
+  int32_t const *cu_seqlens_q, *cu_seqlens_k;
+  int32_t total_q, total_k;
+};
 struct AttentionBackwardParams1002 {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -75,6 +94,24 @@ struct AttentionBackwardParams1004 {
   int32_t attn_mask_kind;
   float* dsinks;
 };
+struct AttentionBackwardParams1005 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
+  float const *lse, *dlse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+  int32_t window_left, window_right;
+  float softcap;
+  int32_t alibi_per_batch;
+  float const *alibi_slopes, *sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
+  float* dsinks;
+  int32_t const *cu_seqlens_q, *cu_seqlens_k;
+  int32_t total_q, total_k, causal_from_end;
+};
 static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
                   offsetof(AttentionForwardParams1002, softmax_scale) ==
                       offsetof(attention_autotuner_attention_forward_params, softmax_scale) &&
@@ -96,6 +133,15 @@ static_assert(sizeof(AttentionForwardParams1004) ==
                   offsetof(AttentionBackwardParams1004, dsinks) ==
                       offsetof(attention_autotuner_attention_backward_params, dsinks),
               "1004 is a prefix of the present params");
+static_assert(sizeof(AttentionForwardParams1005) ==
+                      offsetof(attention_autotuner_attention_forward_params, bias_table) &&
+                  offsetof(AttentionForwardParams1005, total_k) ==
+                      offsetof(attention_autotuner_attention_forward_params, total_k) &&
+                  sizeof(AttentionBackwardParams1005) ==
+                      offsetof(attention_autotuner_attention_backward_params, bias_table) &&
+                  offsetof(AttentionBackwardParams1005, causal_from_end) ==
+                      offsetof(attention_autotuner_attention_backward_params, causal_from_end),
+              "1005 is a prefix of the present params");
 
 // The arguments of a direction's kernels.
 template <ScoreMod kScoreMod>
@@ -112,10 +158,12 @@ struct ScoreModParams<ScoreMod::kSoftmax> {
 // The same of a config that is compiled with modifications, or for packed sequences.
 template <typename Config>
 using ModifiedForwardParams =
-    std::conditional_t<kIsPacked<Config>, attention_autotuner_attention_forward_params, AttentionForwardParams1004>;
+    std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_forward_params,
+                       std::conditional_t<kIsPacked<Config>, AttentionForwardParams1005, AttentionForwardParams1004>>;
 template <typename Config>
 using ModifiedBackwardParams =
-    std::conditional_t<kIsPacked<Config>, attention_autotuner_attention_backward_params, AttentionBackwardParams1004>;
+    std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_backward_params,
+                       std::conditional_t<kIsPacked<Config>, AttentionBackwardParams1005, AttentionBackwardParams1004>>;
 template <typename Config>
 using BackwardParamsOf = std::conditional_t<kIsModified<Config>, ModifiedBackwardParams<Config>,
                                             typename ScoreModParams<Config::kScoreMod>::Backward>;

@@ -132,14 +132,16 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
         if constexpr (T::kPackGqa) {
           modifications = typename T::Modifications(w.params, tile.batch, w.head_of(tile, row_in_block));
         }
-        float const distance = float(row + w.range.diagonal - column0);
+        int const before = row + w.range.diagonal - column0;
+        float const distance = float(before);
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             int const column = 8 * j + e;
             float& score = s[i][j][2 * half + e];
-            score = modifications.apply(score * w.c, {row, column0 + column, distance - float(column)});
+            ScorePlace const place{row, column0 + column, distance - float(column), column - before};
+            score = modifications.apply(score * w.c, place);
           }
         }
       }

@@ -47,7 +47,8 @@ struct Modifier<T, true> {
   __device__ __forceinline__ Modifier(Arguments const& arguments, int batch, int head, int row, int column)
       : modifications(arguments.params, batch, head),
         c(arguments.c),
-        first{row, column, float(row + arguments.params.seqlen_k - arguments.params.seqlen_q - column)} {}
+        first{row, column, float(row + arguments.params.seqlen_k - arguments.params.seqlen_q - column),
+              column - (row + arguments.params.seqlen_k - arguments.params.seqlen_q)} {}
 
   // Of a key pass: keys are rows of accumulators.
   template <typename Warp>
@@ -65,7 +66,8 @@ struct Modifier<T, true> {
 
   // The score of so many rows and columns further, in powers of two.
   __device__ __forceinline__ float apply(float score, int rows, int columns, float& derivative) const {
-    ScorePlace const at{first.row + rows, first.column + columns, first.distance + float(rows - columns)};
+    ScorePlace const at{first.row + rows, first.column + columns, first.distance + float(rows - columns),
+                        first.past + columns - rows};
     return modifications.apply(score * c, at, derivative);
   }
 };

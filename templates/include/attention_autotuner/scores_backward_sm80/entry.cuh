@@ -3,6 +3,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/bias_gradient.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -90,6 +91,7 @@ struct BackwardEntry {
         status = prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
       }
     }
+    if (status == ATTENTION_AUTOTUNER_OK) status = BiasGradient<Config>::prepare(device);
     if constexpr (kOnePass) {
       if (status == ATTENTION_AUTOTUNER_OK) {
         status = prepare_kernel(backward_convert_dq<Config>, kRowThreads, 0, device, &resident);
@@ -102,7 +104,7 @@ struct BackwardEntry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles;
-    int64_t shift, dq_sum, dk_partial, dv_partial, bytes;
+    int64_t shift, dq_sum, dk_partial, dv_partial, bias_sums, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -127,6 +129,8 @@ struct BackwardEntry {
         dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
         bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
       }
+      bias_sums = bytes;
+      bytes += BiasGradient<Config>::workspace_bytes(p);
     }
 
     static int count_splits(Params const& p) {
@@ -225,6 +229,9 @@ struct BackwardEntry {
       status = cuda_status(cudaGetLastError());
       if (status != ATTENTION_AUTOTUNER_OK) return status;
     }
+    auto* const bias_sums = reinterpret_cast<float*>(static_cast<char*>(workspace) + places.bias_sums);
+    status = BiasGradient<Config>::launch(arguments, bias_sums, stream);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
     status = for_each_pass([&](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
       if constexpr (Traits::kByQueries) {
