@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 1005
+ABI_VERSION = 1006
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -60,6 +60,7 @@ PACKED = (
     *_named(ctypes.c_void_p, "cu_seqlens_q cu_seqlens_k"),
     *_named(ctypes.c_int32, "total_q total_k"),
 )
+SPANNED = _named(ctypes.c_void_p, "document_ids prefix_lens")
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 
 
@@ -76,6 +77,7 @@ class AttentionForwardParams(ctypes.Structure):
         *_named(ctypes.c_int32, "causal_from_end splits"),
         *MODIFIED,
         *PACKED,
+        *SPANNED,
     )
 
 
@@ -92,6 +94,7 @@ class AttentionBackwardParams(ctypes.Structure):
         *_named(ctypes.c_void_p, "dsinks"),
         *PACKED,
         *_named(ctypes.c_int32, "causal_from_end"),
+        *SPANNED,
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .operation import require
+from ..errors import UnsupportedProblemError
 
 WINDOW = "window"
 PACKED = "packed"
-VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks")
+PREFIX_LENS, DOCUMENT_IDS = SPANNED = ("prefix_lens", "document_ids")
+"""Those that leave each row a span of keys: a kernel finds all spans first, and others are compiled for spans."""
+SPANS = "spans"
+VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks", *SPANNED)
 """Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
 MODIFICATIONS = (*VALUED, WINDOW)
 """All that bend scores."""
-COMPILED = (*MODIFICATIONS, PACKED)
+COMPILED = (*(name for name in MODIFICATIONS if name not in SPANNED), PACKED, SPANS)
 """All that kernels are compiled with; a kernel that bends scores need not pack."""
 
 
@@ -24,5 +27,5 @@ def in_order(names: Iterable[str], known: tuple[str, ...] = COMPILED) -> tuple[s
     """
     present = set(names)
     for name in sorted(present - set(known)):
-        require(False, f"modifications must be of {known}, got {name!r}")
+        raise UnsupportedProblemError(f"modifications must be of {known}, got {name!r}")
     return tuple(name for name in known if name in present)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..core.abi import ABI_VERSION, STRUCTS, SYMBOL_PREFIX, Tensor
+from ..core.modifications import SPANNED
 from ..core.problem import Problem
 from ..serving.loader import load
 from .registry import OPERATIONS
@@ -95,6 +96,7 @@ def workspace_bytes(
         params.log2_gamma = SOMEWHERE
     elif problem.compiled_modifications:
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
-        for name in ("alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k"):
+        spanned = [name for name in SPANNED if name in problem.modifications]
+        for name in ("alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k", *spanned):
             setattr(params, name, SOMEWHERE)
     return load(library).with_launch_knobs(launch_knobs or {}).workspace_bytes(params)

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1005
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1006
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -79,6 +79,10 @@ typedef struct attention_autotuner_attention_forward_params {
   const int32_t* cu_seqlens_k; /* of keys */
   int32_t total_q;             /* rows of q */
   int32_t total_k;             /* rows of k */
+  /* since 1006: of artifacts that are compiled for spans of keys; either may be null */
+  const int32_t* document_ids; /* [batch, seqlen_k] on the device, where seqlen_q is seqlen_k: they never decrease, and
+                                  row i sees key j only where theirs are equal */
+  const int32_t* prefix_lens;  /* [batch] on the device: row i sees key j, too, where j < prefix_lens[b] */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -123,6 +127,9 @@ typedef struct attention_autotuner_attention_backward_params {
   int32_t total_q;
   int32_t total_k;
   int32_t causal_from_end;
+  /* since 1006: as in the forward */
+  const int32_t* document_ids;
+  const int32_t* prefix_lens;
 } attention_autotuner_attention_backward_params;
 
 /* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or

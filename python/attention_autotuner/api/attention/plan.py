@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...core.modifications import SPANNED
 from ...core.problem import bucket_seqlen
 from ...operations.attention.modified import CU_SEQLENS, Modifiers
 from ...serving import dispatch
@@ -214,9 +215,9 @@ def _plan_of(
 def _arguments_of(
     modifiers: Modifiers, named: Mapping[str, torch.Tensor | None]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Score modifications as the ops of the references take them, and packing, both with the tensors of a call."""
+    """Score modifications as the ops of the references take them, packing and spans; with the tensors of a call."""
     bent = map(named.get, ("alibi_slopes", "attn_mask", "sinks"))
-    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens)
+    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens, *map(named.get, SPANNED))
     return (*modifiers.window_size, modifiers.softcap, *bent), packed
 
 

@@ -26,6 +26,7 @@ from ..shared.workspace import (
     count_head_splits,
     lse_delta_bytes,
     shared_gradient_bytes,
+    span_bytes,
 )
 from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
@@ -224,4 +225,4 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
             for shape in shapes(candidate)
         )
         listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
-    return lse_delta_bytes(problem) + sums + partial + listed
+    return lse_delta_bytes(problem) + sums + partial + listed + span_bytes(problem)

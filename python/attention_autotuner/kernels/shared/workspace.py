@@ -16,6 +16,7 @@ WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
 LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
 LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
+SPAN_BYTES = 8  # of common/spans.cuh
 LISTED_BYTES, COUNT_BYTES = 32, 4  # of sm90/sequence_list.cuh
 
 
@@ -67,6 +68,14 @@ def list_bytes(problem: Problem, block: int, *, by_queries: bool) -> list[int]:
     if not problem.packed:
         return []
     return [LISTED_BYTES * count_blocks(problem, block, by_queries=by_queries), COUNT_BYTES]
+
+
+def span_bytes(problem: Problem) -> int:
+    """Bytes of the spans of all queries and, of a backward, of all keys; none without documents or a prefix."""
+    if not problem.spanned:
+        return 0
+    keys = problem.seqlen_k if problem.direction == "backward" else 0
+    return SPAN_BYTES * problem.batch * (problem.seqlen_q + keys)
 
 
 def shared_gradient_bytes(problem: Problem, splits: int) -> int:

@@ -63,7 +63,9 @@ class Bands:
             KeyError: no kernel has an output of that name.
         """
         noun = SEEN[name]
-        if noun is None or problem.packed:  # whose lengths a problem does not say
+        if (
+            noun is None or problem.packed or problem.spanned
+        ):  # whose lengths a problem does not say
             return cls(heads=ndim - 1 if name in ("dlog2_gamma", "dsinks") else 1)
         heads = 0 if name == "dmask" and ndim == 3 else 1
         counts = keys_seen(problem) if noun == "keys" else queries_that_see(problem)

@@ -22,9 +22,13 @@ inline constexpr uint32_t kAbiVersionOf<AttentionForwardParams1004> = 1004;
 template <>
 inline constexpr uint32_t kAbiVersionOf<AttentionBackwardParams1004> = 1004;
 template <>
-inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_forward_params> = 1005;
+inline constexpr uint32_t kAbiVersionOf<AttentionForwardParams1005> = 1005;
 template <>
-inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_backward_params> = 1005;
+inline constexpr uint32_t kAbiVersionOf<AttentionBackwardParams1005> = 1005;
+template <>
+inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_forward_params> = 1006;
+template <>
+inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_backward_params> = 1006;
 
 inline int32_t cuda_status(cudaError_t error) {
   return error == cudaSuccess ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(error);
