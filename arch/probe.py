@@ -241,8 +241,17 @@ def probe(device: int | None = None, *, driver: Driver | None = None) -> DeviceP
     Raises:
         UnsupportedArchitectureError: there is no driver, no GPU, or no device of that index.
     """
-    driver = driver if driver is not None else cuda_driver()
     index = current_device() if device is None else device
+    return _properties_here(index) if driver is None else _properties(driver, index)
+
+
+@remembered("devices")
+def _properties_here(index: int) -> DeviceProperties:
+    # A driver takes up to 3 ms for the clock's rate alone, and a first call asks for all properties several times.
+    return _properties(cuda_driver(), index)
+
+
+def _properties(driver: Driver, index: int) -> DeviceProperties:
     count = driver.count()
     if not 0 <= index < count:
         raise UnsupportedArchitectureError(

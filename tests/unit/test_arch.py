@@ -277,3 +277,16 @@ def test_a_cupy_that_has_no_gpu_leaves_the_first_device() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+def test_a_process_asks_its_driver_once_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[FakeDriver] = []
+
+    def start() -> FakeDriver:
+        started.append(FakeDriver(L40S, H200))
+        return started[-1]
+
+    monkeypatch.setattr(sys.modules[probe.__module__], "cuda_driver", start)
+    with runtime.current().fresh():
+        assert [probe(0), probe(1), probe(1), probe(0)] == [L40S, H200, H200, L40S]
+    assert len(started) == 2

@@ -23,7 +23,6 @@ from attention_autotuner.core.packing import typical_lengths
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArgumentError, UnsupportedProblemError
 from attention_autotuner.kernels.legality import check
-from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.operations.attention.modified import Modifiers
 from attention_autotuner.tuning.class_pools import small_problem
@@ -218,11 +217,11 @@ def test_problems_of_packed_sequences() -> None:
 def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
     problem = replace(BASE, direction=direction)
     candidate = policy.default(problem)
-    assert candidate.kernel == f"scores_{direction}_sm80"
     native = policy.name == "H100"
-    if native:  # offered to searches alone, see registry.awaits_gpu
-        kernel = KERNELS[f"attention_{direction}_sm90"]
-        candidate = candidate.of(problem, kernel.default(problem, policy.spec))
+    assert (
+        candidate.kernel
+        == f"{'attention' if native else 'scores'}_{direction}_sm{90 if native else 80}"
+    )
     assert candidate.modifications == ("packed",)
     assert "_packed_" in candidate.name
     assert small_problem(candidate).packed
@@ -253,9 +252,8 @@ def test_no_composition_of_a_batch_builds_another_kernel(direction: Any) -> None
         replace(problem, batch=batch, seqlen_q=longest, seqlen_k=longest, packed_rows=(rows, rows))
         for batch, longest, rows in ((1, 9, 9), (500, 90, 4000), (18, 2678, 17000))
     ]
-    for policy, family in ((A100(), "scores_{}_sm80"), (H100(), "attention_{}_sm90")):
-        kernel = KERNELS[family.format(direction)]
-        assert len({kernel.default(x, policy.spec) for x in (problem, *others)}) == 1
+    for policy in (A100(), H100()):
+        assert len({policy.default(x).name for x in (problem, *others)}) == 1
 
 
 def test_costs_and_flops_are_those_of_the_sequences() -> None:

@@ -82,7 +82,7 @@ def candidates(
 
 def awaits_gpu(kernel: Kernel[Any], problem: Problem) -> bool:
     """True for what the emulated machine alone has verified: searches offer it, as they verify, nothing else does."""
-    return kernel.family == "sm90" and (problem.packed or problem.spanned)
+    return kernel.family == "sm90" and problem.spanned
 
 
 def default(problem: Problem, families: tuple[Family, ...], spec: ArchSpec) -> Candidate | None:

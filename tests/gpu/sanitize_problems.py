@@ -1,0 +1,94 @@
+"""Kernels with score modifications, windows, bounds or packed sequences under a sanitizer, by the search's verifier.
+
+    python -m tests.gpu.sanitize_problems --store DIR --build      # needs the compiler, not the GPU
+    compute-sanitizer --tool memcheck --kernel-name kns=attention_autotuner \
+        python -m tests.gpu.sanitize_problems --store DIR
+
+Only kernels of this project are watched, since the verifier's references run in torch. ``tests.gpu.sanitize`` has the
+plain kernels, without torch. The status is 1 when a result is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import registry
+from attention_autotuner.serving import loader
+from attention_autotuner.tuning.verify import verify
+
+from .sanitize import CHECK_RACES
+
+SMALL = Problem(
+    batch=2, heads_q=2, heads_kv=1, seqlen_q=140, seqlen_k=160, dim_qk=64, dim_v=64, causal=True
+)
+FEATURES: dict[str, dict[str, Any]] = {
+    "modified": {"modifications": ("softcap", "alibi_slopes", "sinks"), "window_size": (31, -1)},
+    "packed": {"batch": 5, "packed_rows": (301, 340)},
+}
+DIRECTIONS: dict[str, dict[str, Any]] = {
+    "forward": {"direction": "forward"},
+    "backward": {"direction": "backward"},
+    "deterministic": {"direction": "backward", "deterministic": True},
+}
+
+
+def cases() -> dict[str, tuple[Problem, Candidate]]:
+    """Each feature and pass with the default kernel of each family that has one."""
+    cases_of: dict[str, tuple[Problem, Candidate]] = {}
+    for (name, feature), (way, direction) in product(FEATURES.items(), DIRECTIONS.items()):
+        problem = replace(SMALL, **{**feature, **direction})
+        for kernel in registry.kernels_for(problem, H100().families):
+            knobs = kernel.default(problem, H100().spec)
+            if knobs is not None:
+                made = Candidate.of(problem, knobs)
+                cases_of[f"{name}-{way}-{made.family}"] = (problem, made)
+    return cases_of
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the kernels, or verify them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--store", type=Path, required=True, help="folder of the built kernels")
+    parser.add_argument("--build", action="store_true", help="build them and stop")
+    parser.add_argument("--only", nargs="+", choices=list(cases()), help="only these")
+    options = parser.parse_args(arguments)
+    chosen = {name: case for name, case in cases().items() if name in (options.only or cases())}
+    toolchain = find_toolchain()
+    built = build(
+        [render(candidate) for _, candidate in chosen.values()],
+        BuildTarget(arch="90a"),
+        toolchain=replace(toolchain, cuda_flags=(*toolchain.cuda_flags, CHECK_RACES)),
+        store=Store(options.store),
+    )
+    failed = 0
+    for (name, (problem, candidate)), artifact in zip(chosen.items(), built, strict=True):
+        said: object = artifact
+        if isinstance(artifact, Artifact) and not options.build:
+            said = verify(
+                problem,
+                loader.load(artifact.path),
+                deterministic=candidate.deterministic,
+                seeds=(0,),
+            )
+        ok = isinstance(artifact, Artifact) and (options.build or bool(getattr(said, "ok", False)))
+        failed += not ok
+        print(f"{name}: {candidate.name}: {'ok' if ok else said}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
