@@ -1,4 +1,4 @@
-"""Kernels with score modifications, windows, bounds, documents or packed sequences under a sanitizer, by the search's verifier.
+"""Kernels with modified scores, windows, bounds, documents or packed sequences under a sanitizer, by the verifier.
 
     python -m tests.gpu.sanitize_problems --store DIR --build      # needs the compiler, not the GPU
     compute-sanitizer --tool memcheck --kernel-name kns=attention_autotuner \

@@ -66,7 +66,8 @@ def by_mask(options: dict[str, Any], seqlen_q: int = SEQLEN) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "seqlen_q"), [*product(VALUES, [SEQLEN]), ("prefix", 9), ("prefix", 23), ("top left", 9)]
+    ("name", "seqlen_q"),
+    [*product(VALUES, [SEQLEN]), ("prefix", 9), ("prefix", 23), ("top left", 9)],
 )
 def test_results_and_gradients_are_those_of_the_dense_mask(name: str, seqlen_q: int) -> None:
     leaves, options = make(seqlen_q), VALUES[name]
@@ -100,7 +101,9 @@ def test_layouts_compilation_and_key_bounds() -> None:
         assert x.any()
     ends = torch.tensor([17, 9], dtype=torch.int32)
     bounded = flash_attn_func(q, k, v, document_ids=IDS, seqlens_k=ends)
-    mask = dense_mask(SEQLEN, SEQLEN, document_ids=IDS) & (torch.arange(SEQLEN) < ends[:, None, None])
+    mask = dense_mask(SEQLEN, SEQLEN, document_ids=IDS) & (
+        torch.arange(SEQLEN) < ends[:, None, None]
+    )
     torch.testing.assert_close(bounded, flash_attn_func(q, k, v, attn_mask=mask[:, None]))
 
 
@@ -108,7 +111,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"document_ids": IDS.long()}, "document_ids must be torch.int32, got torch.int64"),
     ({"document_ids": IDS[:1]}, r"document_ids must have the shape \(2, 17\), got \(1, 17\)"),
     ({"document_ids": IDS.T.contiguous().T}, "document_ids must be contiguous"),
-    ({"document_ids": IDS.flip(1).contiguous()}, r"document_ids must never decrease .* \[\[0, 11\]\]"),
+    (
+        {"document_ids": IDS.flip(1).contiguous()},
+        r"document_ids must never decrease .* \[\[0, 11\]\]",
+    ),
     ({"document_ids": [1]}, "arrays of one library"),
     ({"prefix_lens": PREFIXES}, "prefix_lens is for causal attention, got causal=False"),
     ({"prefix_lens": PREFIXES[:1], "causal": True}, r"prefix_lens must have the shape \(2,\)"),
@@ -201,17 +207,19 @@ def test_costs_and_flops_count_what_spans_leave(kind: str, window: tuple[int, in
     pairs = problem.seqlen_q * problem.seqlen_k
     assert problem.flops == plain.flops * int(seen.sum()) // pairs
     for by_queries, mask in ((True, seen), (False, seen.T)):
-        tiles = [
-            sum(bool(part.any()) for part in rows.split(16, dim=1)) for rows in mask.split(32)
-        ]
+        tiles = [sum(bool(part.any()) for part in rows.split(16, dim=1)) for rows in mask.split(32)]
         expected = tiles[::-1] if by_queries and problem.causal else tiles
         assert tiles_of(problem, block=32, step=16, by_queries=by_queries) == tuple(expected)
 
 
-@pytest.mark.parametrize("kernel", [name for name in KERNELS if name.startswith(("scores_", "att"))])
+@pytest.mark.parametrize(
+    "kernel", [name for name in KERNELS if name.startswith(("scores_", "att"))]
+)
 def test_documents_are_estimated_faster(kernel: str) -> None:
     family = KERNELS[kernel]
-    full = Problem(direction=next(iter(family.serves))[1], causal=True, seqlen_q=8192, seqlen_k=8192)
+    full = Problem(
+        direction=next(iter(family.serves))[1], causal=True, seqlen_q=8192, seqlen_k=8192
+    )
     problem = replace(full, modifications=("document_ids",))
     knobs: Any = family.default(problem, H100().spec) if family.serves_problem(problem) else None
     if knobs is None:
