@@ -7,21 +7,25 @@ results back in ours, so that two implementations can be compared.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch._functorch.config as functorch_config
 
 from attention_autotuner.core.problem import NO_WINDOW, Problem
-from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
+from attention_autotuner.operations.attention.modified import CU_SEQLENS, attention_modified
+from attention_autotuner.operations.attention.modified_inputs import SOFTCAP, modifiers_of
 from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 
 Results = tuple[torch.Tensor, ...]
 Layout = Callable[[torch.Tensor], torch.Tensor]
 Function = Callable[..., Any]
+Lengths = tuple[int, ...]
+LEARNED = ("sinks", "bias_table")  # whose gradients our kernels compute beside those of q, k and v
 
 
 def as_given(tensor: torch.Tensor) -> torch.Tensor:
@@ -32,6 +36,11 @@ def as_given(tensor: torch.Tensor) -> torch.Tensor:
 def rows_of_heads(tensor: torch.Tensor) -> torch.Tensor:
     """``[batch, seqlen, heads, dim]`` from ours, and ours from that."""
     return tensor.transpose(1, 2)
+
+
+def packed_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """``[total, heads, dim]`` of packed sequences from ours, and ours from that."""
+    return tensor[0].transpose(0, 1) if tensor.dim() == 4 else tensor.transpose(0, 1)[None]
 
 
 @dataclass(kw_only=True)
@@ -61,7 +70,7 @@ class BoundEntry(ABC):
 
 @dataclass(kw_only=True)
 class Call(BoundEntry):
-    """A function of q, k and v and of tensors that have no gradient.
+    """A function of q, k and v and of other tensors, of which those in :data:`LEARNED` have a gradient, too.
 
     Attributes:
         function: returns the output.
@@ -74,8 +83,8 @@ class Call(BoundEntry):
     layout: Layout = as_given
 
     def results(self, index: int) -> Results:
-        """Call the function; its results in our layout."""
-        return tuple(self.layout(result.detach()) for result in self._runs[index]())
+        """Call the function; o, or the gradients of q, k and v, in our layout."""
+        return tuple(self.layout(result.detach()) for result in self._runs[index]()[:3])
 
     def _read(self, inputs: Inputs) -> tuple[Results, Results]:
         """q, k and v, or the two factors of a product, as leaves, and the others."""
@@ -83,7 +92,17 @@ class Call(BoundEntry):
         read = (inputs.tensors[name].detach() for name in names)
         laid_out = (self.layout(tensor).contiguous() for tensor in read)
         leaves = tuple(tensor.requires_grad_() for tensor in laid_out)
-        return leaves, tuple(inputs.tensors[name] for name in self.others)
+        others = (inputs.tensors[name].detach() for name in self.others)
+        return leaves, tuple(
+            x.requires_grad_(name in LEARNED) for name, x in zip(self.others, others, strict=True)
+        )
+
+    def _gradients(
+        self, o: torch.Tensor, leaves: Results, others: Results, dout: torch.Tensor, *, again: bool
+    ) -> Results:
+        """The gradients of q, k and v and of what is learned, which a function need not read."""
+        wanted = (*leaves, *(x for x in others if x.requires_grad))
+        return torch.autograd.grad(o, wanted, dout, retain_graph=again, allow_unused=True)
 
     def _dout(self, inputs: Inputs, o: torch.Tensor) -> torch.Tensor:
         """The gradient of the output, in memory as the output is."""
@@ -114,7 +133,7 @@ class BackwardCall(Call):
             dout = self._dout(inputs, o.detach())
 
             def call() -> Results:
-                return torch.autograd.grad(o, leaves, dout, retain_graph=True)
+                return self._gradients(o, leaves, others, dout, again=True)
 
             call()  # here a compiled function compiles its backward pass
         return call
@@ -129,7 +148,8 @@ class StepCall(Call):
             dout = self._dout(inputs, self.function(*leaves, *others))
 
         def call() -> Results:
-            return torch.autograd.grad(self.function(*leaves, *others), leaves, dout)
+            o = self.function(*leaves, *others)
+            return self._gradients(o, leaves, others, dout, again=True)
 
         return call
 
@@ -138,7 +158,42 @@ def others_of(problem: Problem) -> tuple[str, ...]:
     """Names of the tensors that functions of a problem take after q, k and v."""
     if problem.op == "retnet":
         return ("mask",)
-    return tuple(name for name in ("alibi_slopes", "sinks") if name in problem.modifications)
+    valued = tuple(name for name in problem.modifications if name != "softcap")
+    return (*valued, *(CU_SEQLENS if problem.packed else ()))
+
+
+def options_of(problem: Problem) -> dict[str, Any]:
+    """The mask, window, softcap and greatest lengths, by the names that flash-attn and we have for them."""
+    options: dict[str, Any] = {"causal": problem.causal}
+    if problem.window_size != NO_WINDOW:
+        options["window_size"] = problem.window_size
+    if "softcap" in problem.modifications:
+        options["softcap"] = SOFTCAP
+    if problem.packed:
+        options |= {"max_seqlen_q": problem.seqlen_q, "max_seqlen_k": problem.seqlen_k}
+    return options
+
+
+def inputs_of(lengths: Mapping[Problem, Lengths], problem: Problem, *, seed: int) -> Inputs:
+    """Inputs of a problem on the current GPU, with packed sequences of given lengths where there are some.
+
+    Args:
+        lengths: of the sequences of problems, of queries and of keys; others have typical ones.
+        problem: what is computed.
+        seed: of the numbers.
+    """
+    # Even seeds give values of one shape and kind, so that what is compiled for one set of inputs serves all.
+    made = make_inputs(problem, seed=2 * seed)
+    if problem not in lengths:
+        return made
+    ends = torch.tensor([0, *accumulate(lengths[problem])], dtype=torch.int32)
+    tensors = {**made.tensors, **dict.fromkeys(CU_SEQLENS, ends.to(made.q.device))}
+    packed = replace(made, tensors=tensors)
+    if problem.direction == "backward":
+        qkv, modifiers = (packed.q, packed.k, packed.v), modifiers_of(problem, packed)
+        o, lse = attention_modified(*qkv, modifiers=modifiers, causal=problem.causal)
+        packed = replace(packed, tensors={**tensors, "o": o.to(made.q.dtype), "lse": lse})
+    return packed
 
 
 def scale_of(problem: Problem) -> float:
@@ -163,15 +218,13 @@ def ours(problem: Problem, device_type: str | None) -> Function:
     import attention_autotuner as package
 
     causal, scale = problem.causal, scale_of(problem)
-    modifiers: dict[str, Any] = {}
-    if problem.window_size != NO_WINDOW:
-        modifiers["window_size"] = problem.window_size
-    if "softcap" in problem.modifications:
-        modifiers["softcap"] = SOFTCAP
 
     def attention(q: Any, k: Any, v: Any, *others: Any) -> Any:
-        named = dict(zip(others_of(problem), others, strict=True))
-        return package.flash_attn_func(q, k, v, device_type, causal=causal, **modifiers, **named)
+        named = {**options_of(problem), **dict(zip(others_of(problem), others, strict=True))}
+        if not problem.packed:
+            return package.flash_attn_func(q, k, v, device_type, **named)
+        named |= zip("qkv", map(packed_rows, (q, k, v)), strict=True)
+        return packed_rows(package.flash_attn_varlen_func(device_type=device_type, **named))
 
     functions: dict[str, Function] = {
         "attention": attention,

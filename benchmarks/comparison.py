@@ -9,14 +9,15 @@ backward picks as one step, and our function as a program calls it, where a base
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from typing import Any
 
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import NO_WINDOW, Problem
 from attention_autotuner.errors import AttentionAutotunerError
+from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.tuning.entries import Entry, entry_of
 from attention_autotuner.tuning.isolated import crossing
 from attention_autotuner.tuning.measure import InProcessMeasurer
@@ -40,6 +41,7 @@ from .contenders import (
     usable,
 )
 
+TILE = 128  # rows and keys of the tiles that documents are counted in
 Inspect = Callable[[Problem, Call, str | None], dict[str, Any]]
 
 
@@ -90,6 +92,7 @@ class Comparison:
         built: what became of the kernels.
         device_type: for what is called as a program would call it.
         also: labels of ours that are timed though no baseline is compared with them.
+        lengths: of packed sequences, where these are not typical.
     """
 
     def __init__(
@@ -100,12 +103,13 @@ class Comparison:
         built: Results,
         device_type: str | None,
         also: Collection[str] = (),
+        lengths: Sequence[int] = (),
     ) -> None:
         self._contenders = contenders
         self._problem = contenders.problem
         self._opponents = {opponent.name: opponent for opponent in opponents}
         self._labels = {*also, *(opponent.ours for opponent in opponents)}
-        self._device_type = device_type
+        self._device_type, self._lengths = device_type, lengths
         kernels = dict.fromkeys(contenders.raced(), self._problem)
         if contenders.forward is not None and STEP in self._labels:
             kernels[contenders.forward.pick] = contenders.forward.problem
@@ -159,6 +163,8 @@ class Comparison:
         shown |= {name: name for name in self._opponents}
         row["entries"] = {label: self._entry(label, name) for label, name in shown.items()}
         row["ratios"] = self._ratios(shown)
+        if "document_ids" in self._problem.modifications:
+            row["share_of_tiles"] = share_of_tiles(self._problem)
         if inspect is not None:
             row["calls"] = {
                 guarded.name: self._inspected(inspect, guarded.entry)
@@ -200,7 +206,7 @@ class Comparison:
         return (selection.pick if gain >= MIN_GAIN else selection.default), gain
 
     def _ratios(self, shown: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """Our speed over each other's, and the label of ours."""
+        """Our speed over each other's, in FLOPs of what each computes, and the label of ours."""
         compared = {name: (opponent.ours, name) for name, opponent in self._opponents.items()}
         compared[DETERMINISTIC] = (DETERMINISTIC, PICK)
         ratios = {}
@@ -210,6 +216,9 @@ class Comparison:
                 continue
             if _timed(self._timings.get(mine)) and _timed(self._timings.get(other)):
                 ratio, error = self._race.compare(other, mine)
+                opponent = self._opponents.get(name)
+                if opponent is not None:
+                    ratio *= self._work(label) / self._work(label, opponent)
                 ratios[name] = {"ratio": ratio, "error": error, "ours": label}
         return ratios
 
@@ -222,9 +231,23 @@ class Comparison:
             failed = self._outcomes.get(name) if timing is None else timing.outcome
             kind, reason = ("untimed", "") if failed is None else (failed.kind, failed.reason)
             return {"outcome": {"kind": kind, "reason": reason}}
-        work = flops_of(self._problem, label if opponent is None else opponent.ours)
+        work = self._work(label if opponent is None else opponent.ours, opponent)
         figures = {name: getattr(timing, name) for name in ("median_us", "spread_us", "samples")}
         return {**figures, "tflops": work / timing.median_us / 1e6}
+
+    def _work(self, label: str, opponent: Opponent | None = None) -> float:
+        """FLOPs of one of ours, or of an opponent that does the same as it."""
+        problem = self._problem if opponent is None else opponent.baseline.work_of(self._problem)
+        return flops_of(problem, label, self._lengths if problem == self._problem else ())
+
+
+def share_of_tiles(problem: Problem) -> float:
+    """The tiles of :data:`TILE` x :data:`TILE` that a causal problem with documents visits, over those without."""
+    visited, all_tiles = (
+        sum(tiles_of(of, block=TILE, step=TILE, by_queries=True))
+        for of in (problem, replace(problem, modifications=(), window_size=NO_WINDOW))
+    )
+    return visited / all_tiles
 
 
 def _timed(timing: Timing | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attention_autotuner.arch import Policy
@@ -131,9 +131,18 @@ def forward_of(problem: Problem) -> Problem:
     return replace(problem, direction="forward", deterministic=False)
 
 
-def flops_of(problem: Problem, label: str) -> int:
-    """Work of one of ours: of the problem, or of a whole step."""
-    return problem.flops + (forward_of(problem).flops if label in WHOLE_STEPS else 0)
+def flops_of(problem: Problem, label: str, lengths: Sequence[int] = ()) -> float:
+    """Work of one of ours: of the problem, or of a whole step.
+
+    Args:
+        problem: the problem.
+        label: of ours.
+        lengths: of packed sequences, where they are not the typical ones that a problem counts.
+    """
+    flops = problem.flops + (forward_of(problem).flops if label in WHOLE_STEPS else 0)
+    if not lengths:
+        return flops
+    return flops * sum(x * x for x in lengths) / sum(rows * keys for rows, keys in problem.lengths)
 
 
 def usable(

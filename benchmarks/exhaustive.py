@@ -39,7 +39,7 @@ from attention_autotuner.tuning.shortlist import Ranked, shortlist
 from attention_autotuner.tuning.stages import built_of
 
 from .results import write_text
-from .search import Say, search
+from .search import Say, search, telling
 from .suites import shape
 
 SAMPLE = 96
@@ -78,10 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(line: str) -> None:
         print(f"[{time.monotonic() - start:5.0f} s] {line}", file=sys.stderr, flush=True)
 
-    def progress(done: int, total: int, name: str, seconds: float) -> None:
-        if done % 16 == 0 or done == total:
-            say(f"built {done}/{total}: {name}")
-
     changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
     changes = {name: value for name, value in changes.items() if value is not None}
     with settings_module.override(**changes) as settings:
@@ -95,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if problem not in done and words <= set(problem.describe().split())
         }
         pipeline = LocalPipeline(policy, settings)
-        built_of(chain.from_iterable(samples.values()), pipeline, progress)
+        built_of(chain.from_iterable(samples.values()), pipeline, telling(say))
         if options.build_only:
             return 0
         if not pipeline.can_measure():

@@ -262,13 +262,22 @@ def summarise(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         missed = [figure for figure, bar in bars.items() if figures[figure] < bar]
         for row in compared:
             problem, key = problem_of(row), row["key"]
-            dim_bar = suite.dim_bars.get(name, {}).get(f"{problem.dim_qk}/{problem.dim_v}", 0.0)
-            if key in ratios and ratios[key]["ratio"] < dim_bar:
-                missed.append(f"{key} ({dim_bar:g})")
+            of_rows = suite.row_bars.get(name, {})
+            bar = of_rows.get(row["case"], of_rows.get(f"{problem.dim_qk}/{problem.dim_v}", 0.0))
+            if name in suite.tile_bars and "share_of_tiles" in row and key in ratios:
+                bar = max(bar, tile_bar(row, name, *suite.tile_bars[name]))
+            if key in ratios and ratios[key]["ratio"] < bar:
+                missed.append(f"{key} ({bar:.3g})")
             elif key not in ratios and "median_us" in row["entries"][name]:
                 missed.append(key)
         summary[name] = {**figures, "missed": missed}
     return summary
+
+
+def tile_bar(row: Mapping[str, Any], name: str, factor: float, us: float) -> float:
+    """The least speed over ours on all tiles of a row that visits a share of these; see ``Suite.tile_bars``."""
+    all_us = row["entries"][name]["median_us"]
+    return float(all_us / (factor * row["share_of_tiles"] * all_us + us))
 
 
 def table(document: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from attention_autotuner.tuning.shipping import evidence, trimmed
 from .baselines import BASELINES
 from .baselines.base import MODES
 from .baselines.flash_attn import add_site
-from .calls import side_by_side
+from .calls import inputs_of, side_by_side
 from .contenders import variants
 from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
 from .search import search
@@ -138,13 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return tune(wanted, policy, pipeline, records, options)
         from attention_autotuner.tuning.measure import InProcessMeasurer
 
+        lengths = {t.problem: tuple(t.suite.lengths) for t in wanted if t.suite.lengths}
         session = Session(
             trials=in_order(wanted, options.seed),
             baselines=options.baselines and [BASELINES[b] for b in options.baselines],
             extra=() if options.flash_attn_4 is None else ("flash_attn_4",),
             policy=policy,
             pipeline=pipeline,
-            measurer=InProcessMeasurer(seed=options.seed),
+            measurer=InProcessMeasurer(seed=options.seed, inputs=partial(inputs_of, lengths)),
             seconds=options.seconds,
             budget_seconds=options.budget_seconds,
             device_type=options.device_type,

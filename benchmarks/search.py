@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from attention_autotuner.arch import Policy
+from attention_autotuner.codegen.build import Progress
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.class_pools import ClassKey, class_of
@@ -22,6 +23,16 @@ from attention_autotuner.tuning.result import median_us
 from attention_autotuner.tuning.stages import Engine, built_of, choose, source_digests
 
 Say = Callable[[str], None]
+
+
+def telling(say: Say) -> Progress:
+    """A listener of builds that says every sixteenth, and the last."""
+
+    def progress(done: int, total: int, name: str, _seconds: float) -> None:
+        if done % 16 == 0 or done == total:
+            say(f"built {done}/{total}: {name}")
+
+    return progress
 
 
 def search(
@@ -54,13 +65,8 @@ def search(
     """
     say(f"{sum(map(len, pool_of.values()))} kernels for {len(problems)} problems")
     defaults = {policy.default(problem) for problem in problems}
-
-    def progress(done: int, total: int, message: str, seconds: float) -> None:
-        if done % 16 == 0 or done == total:
-            say(f"built {done}/{total}: {message}")
-
     engine = Engine(policy=policy, pipeline=pipeline, records=records, fresh=True)
-    results = built_of((c for pool in pool_of.values() for c in pool), pipeline, progress)
+    results = built_of((c for pool in pool_of.values() for c in pool), pipeline, telling(say))
     digests = source_digests(results)
     row_of = {
         candidate: engine.prepared(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -106,7 +107,8 @@ class Session:
         contenders: dict[int, Contenders | str] = {
             index: _attempt(self._contenders, trial) for index, trial in enumerate(self.trials)
         }
-        built = self._build([c for c in contenders.values() if isinstance(c, Contenders)])
+        raced = [c for c in contenders.values() if isinstance(c, Contenders)]
+        built = self._build([*raced, *self._simpler()])
         stopped = ""
         for index, trial in enumerate(self.trials):
             stopped = stopped or self._overdue()
@@ -124,6 +126,21 @@ class Session:
             yield trial, row
             if not stopped and not self.alive():
                 stopped = f"the GPU stopped answering in {trial.key}"
+
+    def _simpler(self) -> list[Contenders]:
+        """Our kernels on the problems that baselines of ours run, for all trials; a failure shows in its rows."""
+        problems = dict.fromkeys(
+            baseline.simpler(trial.problem)
+            for trial in self.trials
+            for baseline in self.baselines_of(trial)
+            if not baseline.available(trial.problem)
+        )
+        entrants = [
+            _attempt(partial(contenders_of, defaults=False), problem, self.policy)
+            for problem in problems
+            if problem is not None
+        ]
+        return [contenders for contenders in entrants if isinstance(contenders, Contenders)]
 
     def _build(self, contenders: Sequence[Contenders]) -> Results:
         """Every kernel in one batch, while the baselines get ready."""
@@ -152,7 +169,13 @@ class Session:
         label = our_label(trial)
         opponents = opponents_of(trial.problem, trial.modes, self.baselines_of(trial))
         race = Comparison(
-            contenders, opponents, self.pipeline, built, self.device_type, also=(label,)
+            contenders,
+            opponents,
+            self.pipeline,
+            built,
+            self.device_type,
+            also=(label,),
+            lengths=trial.suite.lengths,
         )
         seconds = trial.suite.seconds if self.seconds is None else self.seconds
         row = race.row(self.measurer, seconds, self.inspect if trial.suite.inspects else None)

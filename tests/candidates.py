@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from attention_autotuner.arch import H100
+from attention_autotuner.arch import H100, ArchSpec
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.chunks_sm80.knobs import (
@@ -32,6 +32,16 @@ PLAIN = Candidate(
 )
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=1)
 ROWS = RowPass(block_rows=128, block_columns=32, warps=4, num_stages=2)
+
+
+def offered_by(
+    kernel: str, problem: Problem, spec: ArchSpec = H100.default_spec
+) -> list[Candidate]:
+    """The legal candidates of one kernel alone: a policy lists those of all that serve a problem."""
+    points = (
+        KERNELS[kernel].points(problem, spec) if KERNELS[kernel].serves_problem(problem) else ()
+    )
+    return [Candidate.of(problem, p) for p in points if not isinstance(p, Rejection)]
 
 
 def forward(base: Candidate = PLAIN, **changes: Any) -> Candidate:

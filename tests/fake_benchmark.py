@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_autotuner.arch import H100
+from attention_autotuner.codegen.build import Progress
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.candidate import Candidate
@@ -57,7 +58,7 @@ class FakePipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         self.batches.append([kernel.name for kernel in kernels])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attention_autotuner.arch import DeviceProperties, Policy
+from attention_autotuner.codegen.build import Progress
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.settings import Settings
@@ -66,7 +67,7 @@ class FakeSweepPipeline(FakePipeline):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         with self._lock:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import Progress
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.core.outcome import Outcome, Postponed
 from attention_autotuner.core.problem import Problem
@@ -19,12 +21,16 @@ GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1",
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeBuilt:
-    path: Path
-    report: CompilerReport
-    code_digest: str | None = None
-    host_digest: str | None = None
-    launch_knobs: Mapping[str, int] = field(default_factory=dict)
+class FakeBuilt(Artifact):
+    """An artifact of which a test says no more than it needs."""
+
+    name: str = ""
+    digest: str = ""
+    kernel_digest: str = ""
+    target: BuildTarget = field(default_factory=lambda: BuildTarget(arch="90"))
+    toolchain: dict[str, str] = field(default_factory=dict)
+    build_seconds: float = 0.0
+    build_peak_bytes: int = 0
 
 
 def report(
@@ -71,7 +77,7 @@ class FakePipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         if self.interrupt_in == "build":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attention_autotuner.arch import H100
+from attention_autotuner.codegen.build import Progress
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.core.outcome import Outcome, Postponed, Wrong
 from attention_autotuner.core.problem import Problem
@@ -52,7 +53,7 @@ class SlowPipeline(FakePipeline):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         results: list[Built | Outcome] = []

@@ -6,12 +6,12 @@ A new one is a class over :class:`.base.Baseline` in a file of this folder, and 
 from __future__ import annotations
 
 from .base import Baseline
-from .compiled import Compiled, Eager, Flex
+from .compiled import Compiled, Eager, Flex, FlexFlash
 from .copy import Copy
 from .cublas import Cublas
 from .fla import Fla
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
-from .plain import Plain
+from .plain import EqualLengths, Plain
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash
 
 BASELINES: dict[str, Baseline] = {
@@ -21,7 +21,9 @@ BASELINES: dict[str, Baseline] = {
         SdpaCudnn(),
         SdpaEfficient(),
         Flex(),
+        FlexFlash(),
         Plain(),
+        EqualLengths(),
         FlashAttention2(),
         FlashAttention3(),
         FlashAttention4(),

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from attention_autotuner.core.problem import Direction, Op, Problem
+from attention_autotuner.core.modifications import PACKED, WINDOW
+from attention_autotuner.core.problem import NO_WINDOW, Direction, Op, Problem
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning.entries import Entry
@@ -24,6 +25,7 @@ from ..calls import (
     StepCall,
     as_given,
     others_of,
+    packed_rows,
 )
 from ..contenders import AUTOGRAD, CALL, PICK
 
@@ -59,7 +61,7 @@ class Baseline(ABC):
         layout: between our tensors and the function's, in either direction.
         gradients: how its backward pass is timed, for the documentation.
         called: its forward pass is compared with our function called the same way, not with our kernel alone.
-        modifications: of scores that it can be called with.
+        modifications: that it can be called with, a window and packed sequences among them.
         limits: each gives the reason why it cannot compute a problem of its operation as we do, or an empty string.
     """
 
@@ -84,7 +86,7 @@ class Baseline(ABC):
         """The reason why it cannot be timed on a problem here; empty where it can."""
         if problem.op != self.op:
             return f"it computes {self.op}, not {problem.op}"
-        lacking = [x for x in problem.compiled_modifications if x not in self.modifications]
+        lacking = [x for x in asked_of(problem) if x not in self.modifications]
         if lacking:
             return f"it is not called with {' and '.join(lacking)}"
         return self.limit(problem)
@@ -105,12 +107,26 @@ class Baseline(ABC):
             name=name,
             function=self.function(problem),
             others=others_of(problem),
-            layout=self.layout,
+            layout=packed_rows if problem.packed else self.layout,
         )
+
+    def simpler(self, problem: Problem) -> Problem | None:
+        """The problem of ours that it runs in place of a kernel of its own, so that it is built with ours."""
+        return None
+
+    def work_of(self, problem: Problem) -> Problem:
+        """The problem whose work its time stands for: speeds are compared per FLOP of the two."""
+        return problem
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for all problems at once, before the first race, in at most so many processes."""
         return  # most compile nothing
+
+
+def asked_of(problem: Problem) -> tuple[str, ...]:
+    """The names of all that a caller asks for beside a causal mask: modifications, a window, packed sequences."""
+    windowed = (WINDOW,) if problem.window_size != NO_WINDOW else ()
+    return (*problem.modifications, *windowed, *((PACKED,) if problem.packed else ()))
 
 
 def misaligned(problem: Problem) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.attention.modified_inputs import with_values
 from attention_autotuner.operations.shared.tensors import Inputs
 
 from .base import Baseline, Mode
@@ -65,7 +66,7 @@ def compile_ahead(baseline: Baseline, problem: Problem, *, backward: Mode) -> No
 
 
 def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
-    """Zeros of the shapes that a problem has; for compiling, never for timing."""
+    """Zeros of the shapes that a problem has, with values of its modifications; for compiling, never for timing."""
     p = problem
     rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
     shapes: dict[str, tuple[int, ...]] = {
@@ -78,7 +79,4 @@ def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
         shapes["mask"] = (p.heads_q, p.seqlen_q, p.seqlen_k)
     dtype = torch.float16 if p.dtype == "fp16" else torch.bfloat16
     tensors = {name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
-    for name in ("alibi_slopes", "sinks"):
-        if name in p.modifications:
-            tensors[name] = torch.zeros(p.heads_q, device=device)
-    return Inputs(tensors=tensors)
+    return with_values(problem, Inputs(tensors=tensors), 0, ragged=False)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from attention_autotuner.core.problem import NO_WINDOW, Problem
 from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
 
-from ..calls import Function, scale_of
+from ..calls import Function, others_of, scale_of
 from .base import Baseline
 from .compile_ahead import compile_ahead, in_processes
+from .flash_attn import FlashAttention4
+
+BENDING = {"softcap", "alibi_slopes", "bias_table"}  # what changes scores; the others mask them
 
 
 def formula(scale: float) -> Function:
@@ -64,48 +67,98 @@ class Compiled(Eager):
 
 
 class Flex(Baseline):
-    """FlexAttention."""
+    """FlexAttention, by Triton's kernels."""
 
     name = "flex"
     title = "FlexAttention (torch.compile)"
-    modifications = frozenset({"window", "softcap", "alibi_slopes"})
+    modifications = frozenset(
+        {"window", "softcap", "alibi_slopes", "bias_table", "prefix_lens", "document_ids"}
+    )
+    backend = "TRITON"
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; compiled for one shape."""
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        from torch.nn.attention.flex_attention import flex_attention
 
-        mask = None
-        windowed = problem.window_size != NO_WINDOW
-        offset, (left, right) = problem.causal_offset, problem.window
-        if problem.causal or windowed:
-
-            def visible(batch: Any, head: Any, row: Any, key: Any) -> Any:
-                seen = key <= row + offset + right
-                return seen & (key >= row + offset - left) if windowed else seen
-
-            mask = create_block_mask(
-                visible, None, None, problem.seqlen_q, problem.seqlen_k, device="cuda"
-            )
         torch._dynamo.reset()  # or the shapes before this one count against the recompile limit
-        grouped, capped = problem.heads_q != problem.heads_kv, "softcap" in problem.modifications
-        end = problem.seqlen_k - problem.seqlen_q
+        grouped, bent = problem.heads_q != problem.heads_kv, {*problem.modifications} & BENDING
+        options = {"BACKEND": self.backend}
 
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> Any:
-            def bend(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
-                if capped:
-                    score = SOFTCAP * torch.tanh(score / SOFTCAP)
-                for slopes in others:
-                    slope = slopes[batch, head] if slopes.dim() == 2 else slopes[head]
-                    score = score - slope * torch.abs(row + end - key)
-                return score
+        def run(q: Any, k: Any, v: Any, mask: Any, named: Mapping[str, torch.Tensor]) -> Any:
+            bend = score_mod(problem, named) if bent else None
+            return flex_attention(
+                q, k, v, bend, mask, enable_gqa=grouped, kernel_options=cast("Any", options)
+            )
 
-            score_mod = bend if capped or others else None
-            return flex_attention(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=grouped)
+        compiled = torch.compile(run, dynamic=False)
+        masks: list[Any] = []
 
-        function: Function = torch.compile(run, dynamic=False)
-        return function
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> Any:
+            named = dict(zip(others_of(problem), others, strict=True))
+            if not masks:  # documents and prefixes are the same in all inputs of a race
+                masks.append(block_mask(problem, named, q.device))
+            scored = {name: x for name, x in named.items() if name in BENDING}
+            return compiled(q, k, v, masks[0], scored)
+
+        return call
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""
         compiled = partial(compile_ahead, self, backward="step")
         in_processes(compiled, [(problem,) for problem in problems], processes, shares=True)
+
+
+class FlexFlash(Flex):
+    """FlexAttention, by kernels of flash-attn 4, where torch takes these for the case."""
+
+    name = "flex_flash"
+    title = "FlexAttention (flash-attn 4)"
+    backend = "FLASH"
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return FlashAttention4().absence()
+
+
+def score_mod(problem: Problem, named: Mapping[str, torch.Tensor]) -> Function:
+    """FlexAttention's function of a score, with the tensors of modifications by name."""
+    modifications, end = problem.modifications, problem.seqlen_k - problem.seqlen_q
+
+    def bend(score: Any, batch: Any, head: Any, row: Any, key: Any) -> Any:
+        if "softcap" in modifications:
+            score = SOFTCAP * torch.tanh(score / SOFTCAP)
+        if "alibi_slopes" in modifications:
+            slopes = named["alibi_slopes"]
+            slope = slopes[batch, head] if slopes.dim() == 2 else slopes[head]
+            score = score - slope * torch.abs(row + end - key)
+        if "bias_table" in modifications:
+            table = named["bias_table"]
+            farthest = table.shape[1] // 2
+            score = score + table[head, (key - row - end).clamp(-farthest, farthest) + farthest]
+        return score
+
+    return bend
+
+
+def block_mask(problem: Problem, named: Mapping[str, torch.Tensor], device: torch.device) -> Any:
+    """FlexAttention's mask of a problem, or None where every row sees every key."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    windowed = problem.window_size != NO_WINDOW
+    prefixes, ids = named.get("prefix_lens"), named.get("document_ids")
+    if not (problem.causal or windowed or ids is not None):
+        return None
+    offset, (left, right) = problem.causal_offset, problem.window
+
+    def visible(batch: Any, head: Any, row: Any, key: Any) -> Any:
+        seen = key <= row + offset + right
+        if prefixes is not None:
+            seen = seen | (key < prefixes[batch])
+        if windowed:
+            seen = seen & (key >= row + offset - left)
+        if ids is not None:
+            seen = seen & (ids[batch, row] == ids[batch, key])
+        return seen
+
+    batch = problem.batch if prefixes is not None or ids is not None else None
+    return create_block_mask(visible, batch, None, problem.seqlen_q, problem.seqlen_k, device)

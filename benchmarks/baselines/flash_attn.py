@@ -12,7 +12,7 @@ import torch
 
 from attention_autotuner.core.problem import Problem
 
-from ..calls import Function, rows_of_heads
+from ..calls import Function, options_of, others_of, rows_of_heads
 from .base import Baseline, Limits, top_left, two_head_dims
 
 HOPPER = (9, 0)
@@ -25,14 +25,18 @@ class FlashAttention2(Baseline):
     title = "flash-attn 2"
     layout = staticmethod(rows_of_heads)
     module = "flash_attn"
+    sinks = ""  # its keyword for them
+    modifications = frozenset({"window", "softcap", "alibi_slopes", "packed"})
     limits: Limits = (two_head_dims, top_left)
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; some versions return the LSE beside the output, which is dropped."""
-        function, causal = import_module(self.module).flash_attn_func, problem.causal
+        module, options = import_module(self.module), options_of(problem)
+        function = module.flash_attn_varlen_func if problem.packed else module.flash_attn_func
+        names = [self.sinks if name == "sinks" else name for name in others_of(problem)]
 
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
-            result = function(q, k, v, causal=causal)
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> Any:
+            result = function(q, k, v, **options, **dict(zip(names, others, strict=True)))
             return result[0] if isinstance(result, tuple) else result
 
         return run
@@ -56,6 +60,7 @@ class FlashAttention3(FlashAttention2):
     name = "flash_attn_3"
     title = "flash-attn 3"
     module = "flash_attn_interface"
+    modifications = frozenset({"window", "softcap", "packed"})
     limits = (top_left,)
 
     def absence(self) -> str:
@@ -71,6 +76,8 @@ class FlashAttention4(FlashAttention2):
     name = "flash_attn_4"
     title = "flash-attn 4"
     module = "flash_attn.cute"
+    sinks = "learnable_sink"
+    modifications = frozenset({"window", "softcap", "sinks", "packed"})
     limits = (top_left,)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_autotuner.core.modifications import PACKED
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.tuning.entries import Entry
@@ -105,6 +106,7 @@ class Sdpa(Baseline):
     backend: SDPBackend
     ops: FusedOps | None = None
     lower_right = False
+    modifications = frozenset({PACKED})
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`."""
@@ -128,7 +130,8 @@ class Sdpa(Baseline):
 
     def _below_autograd(self, problem: Problem, mode: Mode) -> FusedOps | None:
         """The operators that time a mode without autograd, where there are some that take the problem."""
-        if mode not in ("backward", "step") or grouped_heads(problem) or misaligned(problem):
+        reasons = grouped_heads(problem), misaligned(problem), problem.packed
+        if mode not in ("backward", "step") or any(reasons):
             return None
         return self.ops
 
@@ -166,7 +169,7 @@ class SdpaEfficient(Sdpa):
 
 
 def make_sdpa(backend: SDPBackend, problem: Problem, *, lower_right: bool = False) -> Function:
-    """SDPA as a function of q, k and v, held to one backend.
+    """SDPA as a function of q, k and v, held to one backend; of packed sequences as nested tensors.
 
     Args:
         backend: the only one that may serve.
@@ -180,6 +183,27 @@ def make_sdpa(backend: SDPBackend, problem: Problem, *, lower_right: bool = Fals
 
         bias = causal_lower_right(problem.seqlen_q, problem.seqlen_k)
     causal = problem.causal and bias is None
+
+    def run_packed(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        ends_q: torch.Tensor,
+        ends_k: torch.Tensor,
+    ) -> torch.Tensor:
+        # Tensors are of equal lengths to torch only where they share their offsets.
+        ends_k = ends_k if problem.seqlen_q != problem.seqlen_k else ends_q
+        longest = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k)
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(x, ends, max_seqlen=most).transpose(1, 2)
+            for x, ends, most in zip((q, k, v), (ends_q, ends_k, ends_k), longest, strict=True)
+        )
+        with sdpa_kernel(backend):
+            o = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+        return o.transpose(1, 2).values()
+
+    if problem.packed:
+        return run_packed
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(backend):

@@ -32,16 +32,6 @@ struct Shape {
   }
 };
 
-template <typename Enum>
-Enum one_of(std::string const& flag, std::string const& text, std::vector<Enum> const& values) {
-  std::string known;
-  for (Enum const value : values) {
-    if (text == name_of(value)) return value;
-    known += (known.empty() ? "" : ", ") + std::string(name_of(value));
-  }
-  throw UsageError(flag + " must be one of " + known + ", got \"" + text + "\"");
-}
-
 std::vector<int64_t> list(std::string const& flag, std::string const& text) {
   std::vector<int64_t> values;
   for (size_t begin = 0; begin <= text.size();) {

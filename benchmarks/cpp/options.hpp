@@ -34,6 +34,17 @@ class CommandLine {
   std::vector<Flag> flags_;
 };
 
+// The one of some enumerators that is named so; throws UsageError with the flag's name.
+template <typename Enum>
+Enum one_of(std::string const& flag, std::string const& text, std::vector<Enum> const& values) {
+  std::string known;
+  for (Enum const value : values) {
+    if (text == name_of(value)) return value;
+    known += (known.empty() ? "" : ", ") + std::string(name_of(value));
+  }
+  throw UsageError(flag + " must be one of " + known + ", got \"" + text + "\"");
+}
+
 // A whole positive number, or one from 0 on; throws UsageError with the flag's name.
 int64_t positive(std::string const& flag, std::string const& text);
 int64_t not_negative(std::string const& flag, std::string const& text);

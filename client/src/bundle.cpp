@@ -64,11 +64,12 @@ LaunchKnobs launch_of(json::Value const& pick) {
   json::Value const* const named = pick.find("launch");
   if (named == nullptr) return knobs;
   for (auto const& [name, value] : named->members()) {
-    if (name != "splits" || value.integer() < 1 || value.integer() > INT32_MAX) {
+    bool const known = name == "splits" || name == "row_blocks";
+    if (!known || value.integer() < 1 || value.integer() > INT32_MAX) {
       throw json::ParseError("\"launch\" has \"" + name + "\" = " + std::to_string(value.integer()) +
                              ", which this program does not know");
     }
-    knobs.splits = int32_t(value.integer());
+    (name == "splits" ? knobs.splits : knobs.row_blocks) = int32_t(value.integer());
   }
   return knobs;
 }

@@ -24,6 +24,7 @@ constexpr char const* kDTypes[] = {"fp16", "bf16"};
 constexpr char const* kAlignments[] = {"bottom_right", "top_left"};
 constexpr char const* kMasks[] = {"none", "explicit", "decay"};
 constexpr char const* kForms[] = {"auto", "parallel", "chunkwise", "recurrent"};
+constexpr char const* kOperands[] = {"nn", "nt", "tn", "tt"};
 constexpr char const* kLayers[] = {"record", "shipped", "predicted", "default"};
 
 template <typename Enum, size_t Count>
@@ -62,6 +63,23 @@ void check_retention(Problem const& p) {
           "retention takes as many queries as keys, got " + text(p.seqlen_q) + " and " + text(p.seqlen_k));
 }
 
+void check_gemm(Problem const& p) {
+  require(p.operands == Operands::kNN || p.op == Op::kGemm,
+          "operands is for gemm, got " + std::string(name_of(p.operands)) + " for " + name_of(p.op));
+  if (p.op != Op::kGemm) return;
+  require(p.direction == Direction::kForward, "gemm is forward, got direction=" + std::string(name_of(p.direction)));
+  require(p.batch == 1 && p.heads_q == 1 && p.heads_kv == 1, "batch, heads_q and heads_kv must be 1 for gemm, got " +
+                                                                 text(p.batch) + ", " + text(p.heads_q) + ", " +
+                                                                 text(p.heads_kv));
+  require(p.seqlen_q == p.seqlen_k,
+          "gemm has as many rows everywhere, got seqlen_q " + text(p.seqlen_q) + " and seqlen_k " + text(p.seqlen_k));
+  require(!p.causal, "gemm is not causal, got causal=true");
+  require(p.alignment_bytes == 16,
+          "alignment_bytes must be 16 for gemm, whose matrices come by TMA, got " + text(p.alignment_bytes));
+  require(p.operands == Operands::kNN || p.operands == Operands::kNT || p.seqlen_q % kDimMultiple == 0,
+          "rows of A that lies by columns must be a multiple of 8, got " + text(p.seqlen_q));
+}
+
 int64_t bucket(int64_t seqlen) {
   int64_t power = 16;
   while (power < seqlen) power *= 2;
@@ -78,10 +96,10 @@ char const* name_of(DType value) { return kDTypes[static_cast<int>(value)]; }
 char const* name_of(CausalAlignment value) { return kAlignments[static_cast<int>(value)]; }
 char const* name_of(Mask value) { return kMasks[static_cast<int>(value)]; }
 char const* name_of(Form value) { return kForms[static_cast<int>(value)]; }
+char const* name_of(Operands value) { return kOperands[static_cast<int>(value)]; }
 char const* name_of(Layer value) { return kLayers[static_cast<int>(value)]; }
 
 void Problem::check() const {
-  require(op != Op::kGemm, "gemm has no problems in C++: fill GemmForwardParams");
   std::pair<char const*, int64_t> const extents[] = {
       {"batch", batch}, {"heads_q", heads_q}, {"heads_kv", heads_kv}, {"seqlen_q", seqlen_q}, {"seqlen_k", seqlen_k}};
   for (auto const& [name, value] : extents) {
@@ -90,7 +108,9 @@ void Problem::check() const {
   }
   require(heads_q % heads_kv == 0,
           "heads_q must be a multiple of heads_kv, got " + text(heads_q) + " and " + text(heads_kv));
-  std::tuple<char const*, int64_t, int64_t> const dims[] = {{"dim_qk", dim_qk, kMaxDimQK}, {"dim_v", dim_v, kMaxDimV}};
+  bool const product = op == Op::kGemm;
+  std::tuple<char const*, int64_t, int64_t> const dims[] = {{"dim_qk", dim_qk, product ? kMaxExtent : kMaxDimQK},
+                                                            {"dim_v", dim_v, product ? kMaxExtent : kMaxDimV}};
   for (auto const& [name, value, limit] : dims) {
     require(value >= kDimMultiple && value % kDimMultiple == 0,
             std::string(name) + " must be a positive multiple of 8, got " + text(value));
@@ -104,11 +124,13 @@ void Problem::check() const {
           std::string("key_bounds is for attention forward, got key_bounds=true for ") + name_of(op) + " " +
               name_of(direction));
   check_retention(*this);
+  check_gemm(*this);
 }
 
 double Problem::flops() const {
   double const rows = 2.0 * batch * heads_q * seqlen_q;
   bool const forward = direction == Direction::kForward;
+  if (op == Op::kGemm) return rows * dim_qk * dim_v;
   if (op == Op::kRetention) return rows * dim_qk * dim_v * (forward ? 2 : 5);
   double const full = rows * seqlen_k * (forward ? dim_qk + dim_v : 3 * dim_qk + 2 * dim_v);
   return causal ? full / 2 : full;
@@ -119,6 +141,7 @@ double Problem::bytes_moved() const {
   double more = mask == Mask::kExplicit ? 2.0 * heads_q * seqlen_q * seqlen_k : 0.0;
   if (op == Op::kRetention) more += 2.0 * 4 * batch * heads_q * dim_qk * dim_v;
   double const dims = double(dim_qk + dim_v);
+  if (op == Op::kGemm) return 2 * (rows_q * dims + double(dim_qk) * double(dim_v));
   if (direction == Direction::kForward) return 2 * (rows_q + rows_k) * dims + more;
   if (op == Op::kRetention) return 2 * (2 * rows_k * dims + rows_q * (dims + dim_qk)) + 2 * more;
   return 2 * (rows_q + rows_k) * 2 * dims + 4 * rows_q + more;
@@ -143,6 +166,7 @@ std::string Problem::describe() const {
   if (causal) out += causal_alignment == CausalAlignment::kBottomRight ? " causal" : " causal-top-left";
   if (op == Op::kRetNet) out += std::string(" ") + name_of(mask);
   if (key_bounds) out += " key-bounds";
+  if (operands != Operands::kNN) out += std::string(" ") + name_of(operands);
   if (alignment_bytes == 2) out += " narrow";
   if (deterministic) out += " deterministic";
   return out;
@@ -152,7 +176,7 @@ bool Problem::operator==(Problem const& other) const {
   auto const all = [](Problem const& p) {
     return std::tie(p.op, p.direction, p.dtype, p.batch, p.heads_q, p.heads_kv, p.seqlen_q, p.seqlen_k, p.dim_qk,
                     p.dim_v, p.causal, p.causal_alignment, p.alignment_bytes, p.deterministic, p.mask, p.form,
-                    p.key_bounds);
+                    p.key_bounds, p.operands);
   };
   return all(*this) == all(other);
 }
@@ -168,7 +192,7 @@ Problem Problem::from_json(std::string const& document) {
 std::optional<double> distance(Problem const& problem, Problem const& recorded) {
   auto const fixed = [](Problem const& p) {
     return std::make_tuple(p.op, p.direction, p.dtype, p.padded_dim_qk(), p.padded_dim_v(), p.causal, p.alignment_bytes,
-                           p.deterministic, p.mask, p.form, p.key_bounds);
+                           p.deterministic, p.mask, p.form, p.key_bounds, p.operands);
   };
   if (fixed(problem) != fixed(recorded)) return std::nullopt;
   // Summed in the order that Python's does it, so that ties are ties in both.
@@ -177,6 +201,10 @@ std::optional<double> distance(Problem const& problem, Problem const& recorded) 
   apart += doublings(problem.seqlen_k, recorded.seqlen_k);
   apart += doublings(problem.batch * problem.heads_q, recorded.batch * recorded.heads_q);
   apart += doublings(problem.heads_q / problem.heads_kv, recorded.heads_q / recorded.heads_kv);
+  if (problem.op == Op::kGemm) {
+    apart += doublings(problem.dim_qk, recorded.dim_qk);
+    apart += doublings(problem.dim_v, recorded.dim_v);
+  }
   if (problem.dim_qk != recorded.dim_qk || problem.dim_v != recorded.dim_v) apart += 0.25;
   if (problem.causal_alignment != recorded.causal_alignment) apart += 0.25;
   return apart;
@@ -206,11 +234,13 @@ Problem problem_of(json::Value const& object, bool complete) {
       {"mask", [&](Value const& v) { p.mask = enum_of<Mask>(kMasks, "mask", v.string()); }},
       {"form", [&](Value const& v) { p.form = enum_of<Form>(kForms, "form", v.string()); }},
       {"key_bounds", [&](Value const& v) { p.key_bounds = v.boolean(); }},
+      {"operands", [&](Value const& v) { p.operands = enum_of<Operands>(kOperands, "operands", v.string()); }},
   };
-  char const* const later = "key_bounds";  // written only where it holds
+  std::string_view const later[] = {"key_bounds", "operands"};  // written only where they are not the defaults
   size_t known = 0;
   for (auto const& [name, set] : fields) {
-    Value const* value = complete && name != std::string_view(later) ? &object.at(name) : object.find(name);
+    bool const optional = name == later[0] || name == later[1];
+    Value const* value = complete && !optional ? &object.at(name) : object.find(name);
     if (value == nullptr) continue;
     ++known;
     try {
@@ -237,18 +267,12 @@ Layer layer_of(std::string const& name) {
   throw json::ParseError("unknown layer \"" + name + "\"");
 }
 
+namespace {
+
 template <typename Params>
-Params make_params(Problem const& problem, std::optional<float> scale) {
-  problem.check();
-  if (problem.op != ParamsOf<Params>::kOp || problem.direction != ParamsOf<Params>::kDirection) {
-    throw UnsupportedProblemError("these params are for " + std::string(name_of(ParamsOf<Params>::kOp)) + " " +
-                                  name_of(ParamsOf<Params>::kDirection) + ", the problem is " + problem.describe());
-  }
+void set_sizes(Params& params, Problem const& problem, std::optional<float> scale) {
   float const factor =
       scale.value_or(problem.op == Op::kRetNet ? 1.0f : float(1.0 / std::sqrt(double(problem.dim_qk))));
-  Params params{};
-  params.struct_size = sizeof(Params);
-  params.abi_version = ATTENTION_AUTOTUNER_ABI_VERSION;
   params.batch = int32_t(problem.batch);
   params.heads_q = int32_t(problem.heads_q);
   params.heads_kv = int32_t(problem.heads_kv);
@@ -275,6 +299,27 @@ Params make_params(Problem const& problem, std::optional<float> scale) {
     params.r_clamp_max = std::numeric_limits<float>::infinity();
     if constexpr (ParamsOf<Params>::kDirection == Direction::kForward) params.normalize = 1;
   }
+}
+
+}  // namespace
+
+template <typename Params>
+Params make_params(Problem const& problem, std::optional<float> scale) {
+  problem.check();
+  if (problem.op != ParamsOf<Params>::kOp || problem.direction != ParamsOf<Params>::kDirection) {
+    throw UnsupportedProblemError("these params are for " + std::string(name_of(ParamsOf<Params>::kOp)) + " " +
+                                  name_of(ParamsOf<Params>::kDirection) + ", the problem is " + problem.describe());
+  }
+  Params params{};
+  params.struct_size = sizeof(Params);
+  params.abi_version = ATTENTION_AUTOTUNER_ABI_VERSION;
+  if constexpr (ParamsOf<Params>::kOp == Op::kGemm) {
+    params.m = int32_t(problem.seqlen_q);
+    params.n = int32_t(problem.dim_v);
+    params.k = int32_t(problem.dim_qk);
+  } else {
+    set_sizes(params, problem, scale);
+  }
   return params;
 }
 
@@ -284,5 +329,6 @@ template RetNetForwardParams make_params(Problem const&, std::optional<float>);
 template RetNetBackwardParams make_params(Problem const&, std::optional<float>);
 template RetentionForwardParams make_params(Problem const&, std::optional<float>);
 template RetentionBackwardParams make_params(Problem const&, std::optional<float>);
+template GemmForwardParams make_params(Problem const&, std::optional<float>);
 
 }  // namespace attention_autotuner

@@ -16,7 +16,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -32,49 +32,6 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True}
 _SWITCH |= {"0": False, "false": False, "no": False, "off": False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings in force; the table of the variables says what each field means.
-
-    Raises:
-        SettingsError: a field is outside what the table allows.
-    """
-
-    mode: Mode = "cached"
-    forward_mode: Mode | None = None
-    backward_mode: Mode | None = None
-    effort: Effort = "quick"
-    budget_seconds: float | None = None
-    always_tune: bool = False
-    strict_versions: bool = False
-    strict_proof: bool = True
-    strict_kernels: bool = False
-    strict_picks: bool = False
-    untuned_log: Path | None = None
-    log_level: LogLevel = "warning"
-    print_tuning: bool = False
-    in_process: bool = False
-    allow_busy: bool = False
-    memory_bytes: int | None = None
-    cache_dir: Path = field(default_factory=default_cache_dir)
-    jobs: int | None = None
-    cutlass_dir: Path | None = None
-    nvcc: Path | None = None
-    bundle: Path | None = None
-    trust_owners: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for setting in TABLE:
-            value = getattr(self, setting.field)
-            if not setting.allows(value):
-                raise SettingsError(f"{setting.field}={value!r}: must be {setting.allowed}")
-
-    def mode_of(self, direction: str) -> Mode:
-        """The mode of calls of a direction."""
-        of_it = self.forward_mode if direction == "forward" else self.backward_mode
-        return of_it or self.mode
 
 
 @dataclass(frozen=True)
@@ -95,33 +52,34 @@ class Setting:
     """One row of the table.
 
     Attributes:
-        variable: the environment variable without its prefix.
+        field: the field of :class:`Settings`.
         kind: its :class:`Kind`.
         allowed: the values it takes, for documents and error messages.
         default: the default, for documents.
         meaning: one sentence.
+        optional: None is a value, too.
     """
 
-    variable: str
+    field: str
     kind: Kind
     allowed: str
     default: str
     meaning: str
+    optional: bool
+
+    @property
+    def variable(self) -> str:
+        """The environment variable without its prefix."""
+        return "PRINT" if self.field == "print_tuning" else self.field.upper()
 
     @property
     def name(self) -> str:
         """The full name of the environment variable."""
         return PREFIX + self.variable
 
-    @property
-    def field(self) -> str:
-        """The field of :class:`Settings`."""
-        return "print_tuning" if self.variable == "PRINT" else self.variable.lower()
-
     def allows(self, value: Any) -> bool:
         """Return whether a value is in range."""
-        optional = getattr(Settings, self.field, self) is None
-        return (value is None and optional) or self.kind.allows(value)
+        return (value is None and self.optional) or self.kind.allows(value)
 
 
 def _is_positive(value: Any, kinds: Any) -> bool:
@@ -144,132 +102,146 @@ _SECONDS = Kind(float, lambda value: _is_positive(value, (int, float)))
 _COUNT = Kind(int, lambda value: _is_positive(value, int))
 
 
-def _choice(variable: str, choices: Any, default: str, meaning: str) -> Setting:
+def _setting(kind: Kind, allowed: str, shown: str, meaning: str, **value: Any) -> Any:
+    """A field of :class:`Settings` with its row of the table; by default it is None."""
+    row = {"kind": kind, "allowed": allowed, "default": shown, "meaning": meaning}
+    return field(**(value or {"default": None}), metadata=row)
+
+
+def _choice(choices: Any, shown: str, meaning: str, **value: Any) -> Any:
     words = get_args(choices)
     kind = Kind(str.lower, lambda value: isinstance(value, str) and value in words)
     allowed = ", ".join(words[:-1]) + " or " + words[-1]
-    return Setting(variable, kind, allowed, default, meaning)
+    return _setting(kind, allowed, shown, meaning, **(value or {"default": shown}))
 
 
-def _switch(variable: str, meaning: str, default: str = "0") -> Setting:
-    return Setting(variable, _BOOL, "1, true, yes, on, 0, false, no or off", default, meaning)
+def _switch(meaning: str, *, default: bool = False) -> Any:
+    allowed = "1, true, yes, on, 0, false, no or off"
+    return _setting(_BOOL, allowed, str(int(default)), meaning, default=default)
 
 
-TABLE: tuple[Setting, ...] = (
-    _choice(
-        "MODE",
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings in force; the table of the variables says what each field means.
+
+    Raises:
+        SettingsError: a field is outside what the table allows.
+    """
+
+    mode: Mode = _choice(
         Mode,
         "cached",
         "What a call does about tuning: the default alone; recorded and shipped picks; a search where nothing measured "
         "serves; or the picks that were recorded when the process first asked, and deterministic kernels alone.",
-    ),
-    _choice("FORWARD_MODE", Mode, "as `MODE`", "The same of forward passes."),
-    _choice("BACKWARD_MODE", Mode, "as `MODE`", "The same of backward passes."),
-    _choice(
-        "EFFORT",
+    )
+    forward_mode: Mode | None = _choice(
+        Mode, "as `MODE`", "The same of forward passes.", default=None
+    )
+    backward_mode: Mode | None = _choice(
+        Mode, "as `MODE`", "The same of backward passes.", default=None
+    )
+    effort: Effort = _choice(
         Effort,
         "quick",
         "How much a search builds and measures: nothing, the best by the cost model, or every legal candidate.",
-    ),
-    Setting(
-        "BUDGET_SECONDS",
+    )
+    budget_seconds: float | None = _setting(
         _SECONDS,
         "a positive number of seconds",
         "unlimited",
         "Wall time after which a search stops and keeps the best so far.",
-    ),
-    _switch(
-        "ALWAYS_TUNE",
+    )
+    always_tune: bool = _switch(
         "A search ignores the record of an earlier one; where mode is tune, a call searches once a process, whatever "
-        "serves.",
-    ),
-    _switch(
-        "STRICT_VERSIONS",
-        "A record made with another compiler or driver is a miss, not served with a mark.",
-    ),
-    _switch(
-        "STRICT_PROOF",
+        "serves."
+    )
+    strict_versions: bool = _switch(
+        "A record made with another compiler or driver is a miss, not served with a mark."
+    )
+    strict_proof: bool = _switch(
         "A measured pick of whose verification no proof was kept is a miss, not served with a mark.",
-        "1",
-    ),
-    _switch(
-        "STRICT_KERNELS",
-        "A call whose kernel can be neither built nor loaded is an error, not served by the PyTorch reference.",
-    ),
-    _switch(
-        "STRICT_PICKS",
-        "A call for which no measured pick is known is an error, not served by the default, unless its mode is off.",
-    ),
-    Setting(
-        "UNTUNED_LOG",
+        default=True,
+    )
+    strict_kernels: bool = _switch(
+        "A call whose kernel can be neither built nor loaded is an error, not served by the PyTorch reference."
+    )
+    strict_picks: bool = _switch(
+        "A call for which no measured pick is known is an error, not served by the default, unless its mode is off."
+    )
+    untuned_log: Path | None = _setting(
         _PATH,
         "a file that can be written",
         "none",
         "Where problems of calls that no measured pick serves are listed, each once, for `tune --problems`.",
-    ),
-    _choice(
-        "LOG_LEVEL",
+    )
+    log_level: LogLevel = _choice(
         LogLevel,
         "warning",
         "Level of the logger `attention_autotuner`: builds and results of searches are `info`, their steps and what "
         "serves a call `debug`.",
-    ),
-    _switch("PRINT", "A search prints its progress and its ranked table to stderr."),
-    _switch(
-        "IN_PROCESS",
-        "A search runs its candidates in the caller's process, which one that faults ends, not in one of their own.",
-    ),
-    _switch("ALLOW_BUSY", "A search measures on a GPU that does other work at the same time."),
-    Setting(
-        "MEMORY_BYTES",
+    )
+    print_tuning: bool = _switch("A search prints its progress and its ranked table to stderr.")
+    in_process: bool = _switch(
+        "A search runs its candidates in the caller's process, which one that faults ends, not in one of their own."
+    )
+    allow_busy: bool = _switch("A search measures on a GPU that does other work at the same time.")
+    memory_bytes: int | None = _setting(
         _COUNT,
         "a positive integer",
         "all that is free",
         "Device memory that the process of a search may take beside its CUDA context.",
-    ),
-    Setting(
-        "CACHE_DIR",
+    )
+    cache_dir: Path = _setting(
         _PATH,
         "a folder that can be written",
         "the user's cache folder",
         "Where built kernels and tuning records are kept.",
-    ),
-    Setting(
-        "JOBS",
-        _COUNT,
-        "a positive integer",
-        "from free memory and cores",
-        "Compiler processes at a time.",
-    ),
-    Setting(
-        "CUTLASS_DIR",
+        default_factory=default_cache_dir,
+    )
+    jobs: int | None = _setting(
+        _COUNT, "a positive integer", "from free memory and cores", "Compiler processes at a time."
+    )
+    cutlass_dir: Path | None = _setting(
         _PATH,
         "a folder that holds include/cutlass/version.h",
         "third_party/cutlass, else the installed nvidia-cutlass package",
         "The CUTLASS headers to compile with.",
-    ),
-    Setting(
-        "NVCC",
+    )
+    nvcc: Path | None = _setting(
         _PATH,
         "an nvcc executable or the folder of a CUDA toolkit",
         "PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda, then the toolchain wheels",
         "The CUDA compiler.",
-    ),
-    Setting(
-        "BUNDLE",
+    )
+    bundle: Path | None = _setting(
         _PATH,
         "a folder that `attention-autotuner export` wrote",
         "installed kernel packages alone",
         "Built kernels that serve before a compiler is looked for.",
-    ),
-    Setting(
-        "TRUST_OWNERS",
+    )
+    trust_owners: tuple[int, ...] | None = _setting(
         _USERS,
         "names or numbers of users, with commas between them",
         "you, root and the owner of this package",
         "More users whose caches and bundles are loaded; nobody else may be able to write to them.",
-    ),
+    )
+
+    def __post_init__(self) -> None:
+        for setting in TABLE:
+            value = getattr(self, setting.field)
+            if not setting.allows(value):
+                raise SettingsError(f"{setting.field}={value!r}: must be {setting.allowed}")
+
+    def mode_of(self, direction: str) -> Mode:
+        """The mode of calls of a direction."""
+        of_it = self.forward_mode if direction == "forward" else self.backward_mode
+        return of_it or self.mode
+
+
+TABLE = tuple(
+    Setting(item.name, **item.metadata, optional=item.default is None) for item in fields(Settings)
 )
+"""Every setting, in the order of the fields."""
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:

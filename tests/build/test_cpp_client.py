@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from attention_autotuner import arch
+from attention_autotuner.arch import H100
 from attention_autotuner.codegen.bundle import LAYERS, open_bundle
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import values_of
-from attention_autotuner.core.problem import FORMS, Problem
+from attention_autotuner.core.problem import FORMS, OPERANDS, Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.tuning.bundled import bundled_pick
 from attention_autotuner.tuning.lookup import MAX_DISTANCE, distance
@@ -66,6 +67,9 @@ def probe(cpp_programs: Path) -> Probe:
 def pick(cpp_programs: Path) -> Path:
     """The command that says what a bundle serves."""
     return cpp_programs / "client" / "attention_autotuner_pick"
+
+
+GEMM: dict[str, Any] = {"op": "gemm", "batch": 1, "heads_q": 1, "heads_kv": 1}
 
 
 def shown(value: Any) -> str:
@@ -118,7 +122,8 @@ def test_what_is_no_utf8_is_refused(pick: Path, tmp_path: Path, bad: bytes) -> N
 def random_problem(source: random.Random, **fixed: Any) -> Problem:
     """Any problem that kernels solve."""
     while True:
-        op = source.choice(("attention", "attention", "retnet", "retention"))
+        kinds = ("attention", "attention", "retnet", "retention", "gemm")
+        op = fixed.get("op") or source.choice(kinds)
         direction = source.choice(("forward", "backward"))
         heads_kv = source.choice((1, 2, 3, 8))
         seqlen = source.choice((1, 16, 17, 100, 128, 1000, 1024, 4097, 16384))
@@ -141,6 +146,10 @@ def random_problem(source: random.Random, **fixed: Any) -> Problem:
             "form": source.choice(FORMS) if op == "retention" else "auto",
             "key_bounds": (op, direction) == ("attention", "forward") and source.random() < 0.4,
         }
+        if op == "gemm":
+            fields |= {"batch": 1, "heads_q": 1, "heads_kv": 1, "seqlen_k": seqlen, "causal": False}
+            fields |= {"dim_qk": source.choice((64, 4096, 8200)), "direction": "forward"}
+            fields |= {"operands": source.choice(OPERANDS), "alignment_bytes": 16}
         try:
             return Problem(**(fields | fixed))
         except UnsupportedProblemError:
@@ -155,12 +164,8 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
         problems, probe("bucket", [json.dumps(values_of(p)) for p in problems]), strict=True
     ):
         bucketed = problem.bucketed()
-        numbers = [
-            bucketed.seqlen_q,
-            bucketed.seqlen_k,
-            problem.padded_dim_qk,
-            problem.padded_dim_v,
-        ]
+        numbers = [bucketed.seqlen_q, bucketed.seqlen_k]
+        numbers += [problem.padded_dim_qk, problem.padded_dim_v]
         document = answer.split(" ", 7)
         assert [int(text) for text in document[:5]] == [*numbers, problem.causal_offset]
         assert float(document[5]) == pytest.approx(problem.flops, rel=1e-12)
@@ -181,6 +186,9 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
         {"op": "retnet", "mask": "decay"},
         {"key_bounds": True, "direction": "backward"},
         {"key_bounds": True, "op": "retnet", "mask": "explicit"},
+        {"operands": "nt"}, {"operands": "xy"}, GEMM | {"batch": 2}, GEMM | {"direction": "backward"},
+        GEMM | {"seqlen_k": 64}, GEMM | {"causal": True}, GEMM | {"alignment_bytes": 2},
+        GEMM | {"seqlen_q": 12, "seqlen_k": 12, "operands": "tn"}, GEMM | {"dim_v": 2**30 + 8},
     ],
 )  # fmt: skip
 def test_problems_that_python_refuses_are_refused(probe: Probe, fields: dict[str, Any]) -> None:
@@ -221,14 +229,7 @@ def test_params_are_those_of_python(probe: Probe) -> None:
         (answer,) = probe("params", [json.dumps(values_of(problem))])
         expected: Any = params_of(problem)
         *numbers, scale = answer.split()
-        names = (
-            "struct_size",
-            "abi_version",
-            "seqlen_q",
-            "causal",
-            "causal_offset",
-            "causal_from_end",
-        )
+        names = ["struct_size", "abi_version", "seqlen_q", "causal", "causal_offset", "causal_from_end"]  # fmt: skip
         assert [int(text) for text in numbers] == [getattr(expected, name) for name in names]
         assert np.float32(scale) == expected.softmax_scale
     (refused,) = probe("params", ['{"direction": "backward"}'])
@@ -270,18 +271,17 @@ def test_picks_are_those_of_python(pick: Path, tmp_path: Path) -> None:
         {"op": "attention", "direction": "forward", "dtype": "fp16", "causal": True, "deterministic": False},
         {"op": "attention", "direction": "backward", "dtype": "bf16", "causal": False},
         {"op": "retention", "direction": "forward", "dtype": "fp16", "form": "auto", "causal": True},
+        {"op": "gemm", "dtype": "bf16", "operands": "nt"},
     ]  # fmt: skip
     narrow = {"alignment_bytes": 16, "dim_v": 128}
     recorded = [random_problem(source, **kind, **narrow) for kind in kinds * 16]
-    candidates = list(dict.fromkeys(policy.default(problem) for problem in recorded))
-    write_index(
-        tmp_path,
-        candidates,
-        [
-            pick_of(problem, candidates.index(policy.default(problem)), source.choice(LAYERS))
-            for problem in recorded
-        ],
-    )
+    served = [(H100() if p.op == "gemm" else policy).default(p) for p in recorded]
+    candidates = list(dict.fromkeys(served))
+    picks = [
+        pick_of(problem, candidates.index(candidate), source.choice(LAYERS))
+        for problem, candidate in zip(recorded, served, strict=True)
+    ]
+    write_index(tmp_path, candidates, picks)
     bundle = open_bundle(tmp_path)
     layers = set()
     asked = [random_problem(source, **kind, **narrow) for kind in kinds * 60]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.operations.gemm.problem import of_sizes
 from attention_autotuner.operations.params import params_of
 from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
-from tests.cpp_programs import ask, run
+from tests.cpp_programs import ask, index_of, kernel_of, pick_of, run
 from tests.emulation.build import build
 from tests.emulation.check import check
 
@@ -84,5 +86,39 @@ def test_it_computes_on_the_emulated_machine(
     program = cpp_programs / "benchmarks" / "bench_gemm"
     sizes = ("--m", str(rows), "--n", "136", "--k", "136", "--splits", "2", "--rounds", "1")
     assert "TFLOP/s" in run(program, "--library", kernel.path, *sizes)
-    wrong = ask(program, "--library", kernel.path, "--n", "12", "--m", str(rows), "--k", "136")
-    assert (wrong.returncode, "a size in params" in wrong.stderr) == (1, True)
+    bundle = tmp_path_factory.mktemp("bundle")
+    library = Path(shutil.copy(kernel.path, bundle / "kernel.so"))
+    picked = {**pick_of(small, 0), "launch": {"splits": 2, "row_blocks": 1}}
+    index = index_of([kernel_of(kernel.info.name, library, bundle)], [picked])
+    (bundle / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    of_bundle = (program, "--bundle", bundle, "--rounds", "1")
+    named = (
+        "--m",
+        str(rows),
+        "--n",
+        "136",
+        "--k",
+        "136",
+        "--dtype",
+        "bf16",
+        "--operands",
+        operands,
+    )
+    bucketed = small.bucketed()
+    assert f"{rows} x 136 x 136 {operands} bf16" in run(*of_bundle, *named)
+    assert f"{bucketed.seqlen_q} x 136 x 136" in run(*of_bundle, "--every-pick")
+    for command, reason in (
+        (
+            (program, "--library", kernel.path, "--n", "12"),
+            "dim_v must be a positive multiple of 8",
+        ),
+        ((*of_bundle, "--every-pick", "--m", "8"), "--m names a problem"),
+        ((*of_bundle, "--splits", "2"), "--splits is for --library"),
+        ((program, "--library", kernel.path, "--operands", "nn"), "--operands is for --bundle"),
+        ((*of_bundle, "--operands", "xy"), "--operands must be one of nn, nt, tn, tt"),
+        ((program,), "give either --bundle or --library"),
+    ):
+        wrong = ask(*command)
+        assert (wrong.returncode, reason in wrong.stderr) == (2, True), wrong.stderr
+    missing = ask(*of_bundle, *named[:6], "--dtype", "fp16")
+    assert (missing.returncode, "has no kernel for gemm" in missing.stderr) == (1, True)

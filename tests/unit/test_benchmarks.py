@@ -89,11 +89,11 @@ def test_the_grids_race_cudnn_beside_flash_attention_and_bars_name_comparisons()
                 assert {"sdpa_flash", "sdpa_cudnn"} <= {o.baseline.name for o in opponents}
                 assert not any(o.reason for o in opponents)
                 assert {o.mode for o in opponents} == set(trial.modes)
-        raced = {*names, "flash_attn_4"}  # which joins any suite by its flag
+        raced = {*names, "flash_attn_4", "flex_flash"}  # which join a suite by flags
         every = {
             f"{name} {mode}" for name in raced for t in trials([suite.name]) for mode in t.modes
         }
-        assert {*suite.bars, *suite.dim_bars} <= {*every, "deterministic"}
+        assert {*suite.bars, *suite.row_bars} <= {*every, "deterministic"}
 
 
 def test_sdpa_refuses_what_it_masks_otherwise() -> None:
@@ -156,7 +156,8 @@ def race(
     )
     row = compared.row(measurer or FakeMeasurer(time_us), 1.0)
     problem = json.loads(json.dumps(vars(entrants.problem)))
-    return {**row, "key": entrants.problem.describe(), "problem": problem}
+    key = entrants.problem.describe()
+    return {**row, "key": key, "case": key, "problem": problem}
 
 
 def test_ratios_are_paired_and_stand_with_the_figures_of_both() -> None:

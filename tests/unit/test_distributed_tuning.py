@@ -18,19 +18,23 @@ from attention_autotuner.arch import H100
 from attention_autotuner.core.outcome import LaunchFailed, Ok, Outcome, Proof, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import DistributedError
-from attention_autotuner.tuning import function_search, ranks, tune
+from attention_autotuner.tuning import function_search, ranks, tune, tune_step
 from attention_autotuner.tuning.distributed import FINALISTS, race_together
 from attention_autotuner.tuning.functions import Tunable
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.sweeps import DIRECTIONS
 from examples.autotune import two_ranks
 from tests.fake_pipeline import FakePipeline
 from tests.fake_ranks import KILLED, killed, run_ranks
 from tests.tunable_functions import bench, double, summed
 
+pytestmark = pytest.mark.dist
+
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM).name
+STEP_DEFAULTS = {POLICY.default(replace(PROBLEM, direction=way)).name for way in DIRECTIONS}
 PROVEN = Ok(
     proof=Proof(
         verifier="v", gpu_name="g", checks=("a",), repeats=2, same_bits=True, ratios={"o": 0.5}
@@ -145,6 +149,50 @@ def test_ranks_share_builds_checks_and_races_and_come_to_one_decision(tmp_path: 
     assert {*checked, *other[3]} == {name for name, _ in rows}
     assert abs(len(checked) - len(other[3])) <= 1
     assert any(isinstance(outcome, Wrong) for _, outcome in rows)
+
+
+@dataclass
+class SlowSteps(FakePipeline):
+    """A pipeline whose picks are faster than the defaults, and slower in steps."""
+
+    def measure_steps(self, *arguments: Any, **options: Any) -> Any:
+        alone, self.time_us = self.time_us, lambda name: 300.0 - self.alone_us(name)
+        timings = super().measure_steps(*arguments, **options)
+        self.time_us = alone
+        return timings
+
+    @staticmethod
+    def alone_us(name: str) -> float:
+        return 200.0 if name in STEP_DEFAULTS else 100.0
+
+
+def step_together(rank: int, root: Path, slow: bool) -> Any:
+    kind = SlowSteps if slow and rank == 1 else FakePipeline
+    pipeline = kind(time_us=SlowSteps.alone_us, confirmed_ratio=2.0)
+    group, records = dist.group.WORLD, RecordStore(root)
+    result = tune_step(
+        PROBLEM,
+        POLICY,
+        group=group,
+        records=records,
+        pipeline=pipeline,
+        top_k=1,
+        budget_seconds=9.0,
+    )
+    halves = [half.pick.name in STEP_DEFAULTS for half in result.results]
+    return result.reverted, halves, result.gain, {r.pick for _, r in records.records()}
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_where_a_step_is_slower_on_one_rank_the_defaults_serve_on_all(
+    tmp_path: Path, slow: bool
+) -> None:
+    first, second = run_ranks(step_together, tmp_path, slow)
+    assert first[:2] == second[:2] == (slow, [slow, slow])
+    assert first[2] == pytest.approx(1.0)
+    assert second[2] == pytest.approx(-0.5 if slow else 1.0)
+    assert first[3] == second[3]
+    assert (first[3] == STEP_DEFAULTS) == slow
 
 
 def fail_at_checks(rank: int, root: Path, failure: str) -> Any:

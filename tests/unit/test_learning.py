@@ -69,6 +69,24 @@ def test_the_analytic_model_keeps_its_bars_on_all_that_was_measured(measured: li
     assert f"| {card.problems} | {losses} | " in " ".join(page.split())
 
 
+def test_the_bars_hold_on_exhaustive_searches_with_what_the_others_taught(
+    measured: list[Search],
+) -> None:
+    pytest.importorskip("sklearn")
+    policy = measured[0].policy
+    records = evidence(RESULTS / "searches.jsonl.gz").values()
+    exhaustive = [Search.of(record, policy) for record in records]
+    groups = {search.group for search in exhaustive}
+    residual = learning.fit([s for s in measured if s.group not in groups])
+    card = cards(exhaustive, [residual] * len(exhaustive))[0]
+    assert card.problems >= 10
+    assert card.rms <= 0.15
+    assert card.regret[1] <= 1.05
+    assert card.regret[5] <= 1.015
+    assert card.regret[10] <= 1.007
+    assert card.behind == 0
+
+
 def test_what_is_learned_does_better_on_problems_left_out(
     few: list[Search], monkeypatch: pytest.MonkeyPatch
 ) -> None:

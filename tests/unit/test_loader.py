@@ -6,7 +6,6 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
@@ -15,15 +14,14 @@ import pytest
 from attention_autotuner.core import abi
 from attention_autotuner.errors import ArtifactError, DeviceMemoryError
 from attention_autotuner.serving import loader
+from tests.fake_pipeline import FakeBuilt, report
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 FakeKernel = Callable[..., Path]
 
 
-@dataclass(frozen=True)
-class Built:
-    digest: str
-    path: Path
+def built_as(digest: str, path: Path) -> FakeBuilt:
+    return FakeBuilt(digest=digest, path=path, report=report())
 
 
 def calls(kernel: loader.LoadedKernel, name: str) -> int:
@@ -48,9 +46,9 @@ def test_load_describes_the_kernel(fake_kernel: FakeKernel) -> None:
 def test_load_takes_artifacts_folders_and_files_and_loads_once(fake_kernel: FakeKernel) -> None:
     path = fake_kernel()
     assert loader.load(path) is loader.load(str(path)) is loader.load(path.parent)
-    built = Built("a" * 64, path)
-    assert loader.load(built) is loader.load(Built("a" * 64, path.parent))
-    assert loader.load(built) is not loader.load(Built("b" * 64, path))
+    built = built_as("a" * 64, path)
+    assert loader.load(built) is loader.load(built_as("a" * 64, path.parent))
+    assert loader.load(built) is not loader.load(built_as("b" * 64, path))
 
 
 def test_load_is_thread_safe(fake_kernel: FakeKernel) -> None:
@@ -126,7 +124,7 @@ def test_what_is_no_kernel_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"cannot load the kernel library .*damaged\.so"):
         loader.load(damaged)
     with pytest.raises(ArtifactError, match="cannot load"):
-        loader.load(Built("c" * 64, tmp_path / "absent.so"))
+        loader.load(built_as("c" * 64, tmp_path / "absent.so"))
 
 
 def test_a_library_that_lacks_an_entry_is_refused(tmp_path: Path) -> None:

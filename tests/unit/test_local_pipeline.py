@@ -108,6 +108,22 @@ def test_environment_and_target_are_those_of_the_measured_device(
     assert asked == [1, 1]
 
 
+@pytest.mark.parametrize(("blocking", "warned"), [("1", True), ("0", False)])
+def test_waits_of_the_host_that_times_would_hold_are_warned_of(
+    blocking: str,
+    warned: bool,
+    two_gpus: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    monkeypatch.setattr(isolated, "measure", lambda *places, **options: ([], False))
+    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
+    here.measure(PROBLEM, {}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None)
+    assert ("CUDA_LAUNCH_BLOCKING is set" in caplog.text) == warned
+
+
 def test_a_race_measures_on_the_requested_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ class Recorder:
     def __init__(self, once_us: float) -> None:
         self.once_us = once_us
         self.stream: list[Any] = []
+        self.first: list[Any] = []
         self.captured: list[Any] | None = None
 
     def put(self, item: Any) -> None:
@@ -54,7 +55,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, once_us: float, sets: int) -> Reco
     entry: Any = SimpleNamespace(name="one", prepare=lambda inputs, outputs: None, run=recorder.put)
     device = TorchDevice(torch.device("cpu"))
     made = sampling._Prepared(device, entry, [SimpleNamespace()] * sets, [])  # type: ignore[list-item]
-    recorder.stream.clear()
+    recorder.first, recorder.stream = recorder.stream, []
     made.enqueue()
     return recorder
 
@@ -75,6 +76,11 @@ def test_a_long_kernel_is_launched_between_events_on_the_stream(
     sample = prepared(monkeypatch, 100.0, 3).stream
     assert (sample[0], sample[-1]) == ("event", "event")
     assert len(sample) == 2 + 4
+
+
+def test_the_first_launches_are_outside_of_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepared(monkeypatch, 100.0, 2).first
+    assert first[: first.index("event")] == [0, 1, 0]
 
 
 def test_the_noise_of_one_timing_changes_no_launches() -> None:

@@ -24,6 +24,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.rests: list[float] = []
+        self.warmed: list[float] = []
 
     def monotonic(self) -> float:
         return self.now
@@ -48,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(measure, "current_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(measure, "make_inputs", lambda problem, seed: None)
     monkeypatch.setattr(measure, "make_outputs", lambda *asked: None)
-    monkeypatch.setattr(measure, "warm_up", lambda: None)
+    monkeypatch.setattr(measure, "warm_up", lambda: made.warmed.append(made.now))
     monkeypatch.setattr(sampling, "_Prepared", lambda *asked: sample)
     return made
 
@@ -57,6 +58,7 @@ def rounds_of(clock: Clock, **options: Any) -> int:
     measurer = InProcessMeasurer(cold=False, rounds=12, **options)
     entry: Any = SimpleNamespace(name="one")
     (timing,) = measurer.measure(PROBLEM, [entry], budget_seconds=10.0)
+    assert clock.warmed == [0.0]  # once, before the first round
     return timing.samples
 
 

@@ -22,6 +22,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import digest16, values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
+from attention_autotuner.kernels.attention_forward_sm90.rules import passes_of
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import KERNELS
@@ -223,6 +224,24 @@ def test_costs_of_wgmma_kernels_follow_windows_and_modifications(direction: Any)
     assert times[0] == time_of()
 
 
+def test_exponentials_of_capped_scores_may_be_polynomials() -> None:
+    capped = replace(PLAIN, modifications=("softcap",))
+    shares = {
+        problem: {
+            c.knobs.polynomials for c in H100().legal(problem) if c.kernel.endswith("forward_sm90")
+        }
+        for problem in (PLAIN, capped)
+    }
+    assert shares == {PLAIN: {0}, capped: {0, 2}}
+    known = H100().default(capped)
+    some = replace(known, knobs=replace(known.knobs, polynomials=2))
+    assert "_poly2_" in some.name
+    assert "poly" not in known.name
+    assert estimate(capped, some, H100().spec).us < estimate(capped, known, H100().spec).us
+    (launch,) = passes_of(replace(known, knobs=replace(known.knobs, polynomials=5)))
+    assert launch.violation == ("polynomials_range", "polynomials must be in 0..4, got 5")
+
+
 def test_few_queries_split_the_keys_of_their_windows() -> None:
     problem = Problem(batch=1, heads_q=8, heads_kv=1, seqlen_q=1, seqlen_k=131072, causal=True)
     whole, near = (H100().default(replace(problem, window_size=(x, -1))) for x in (-1, 1023))
@@ -328,7 +347,7 @@ def test_flex_and_ours_bend_scores_alike(monkeypatch: pytest.MonkeyPatch) -> Non
 
     make: Any = flex_attention.create_block_mask
     monkeypatch.setattr(
-        flex_attention, "create_block_mask", lambda *sizes, **_: make(*sizes, device="cpu")
+        flex_attention, "create_block_mask", lambda *sizes, **_: make(*sizes[:5], device="cpu")
     )
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     problem = shape("b2 h4/2 s40x50 d16 causal window 7:-1 softcap alibi-slopes")

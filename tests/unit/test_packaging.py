@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,28 +143,38 @@ def test_no_packaging_file_names_a_kernel(repository: Path) -> None:
     assert not [name for name in KERNELS for text in packing if name in text]
 
 
+def said_from(folder: Path, place: Path) -> Any:
+    """The answer of the program with the package of a folder, and of site-packages its dependencies alone."""
+    places = f"{place}{os.pathsep}{sysconfig.get_path('purelib')}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PROGRAM],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_an_installed_wheel_imports_and_renders_from_its_own_files(
     wheel: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "site"
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     subprocess.run([*command, "--no-deps", "--target", str(target), str(wheel)], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(target)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-    said = json.loads(done.stdout)
+    said = said_from(tmp_path, target)
     assert all(Path(name).is_relative_to(target) for name in said["files"]), said["files"]
     assert "attention_autotuner/abi.h" in said["headers"]
     assert not said["torch"]
     assert f"-{said['version']}-" in wheel.name
+
+
+def test_a_checkout_serves_from_pythonpath_alone(tmp_path: Path, repository: Path) -> None:
+    said = said_from(tmp_path, repository / "python")
+    assert all(Path(name).resolve().is_relative_to(repository) for name in said["files"])
+    assert "attention_autotuner/abi.h" in said["headers"]
 
 
 def test_the_toolchain_extras_are_those_of_the_error_messages(repository: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import A100, H100, RTX4090, Policy
-from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.scores_forward_sm80.knobs import knobs_of
 from attention_autotuner.kernels.shared.split_kv import packed_heads, row_tiles, split_counts
+from tests.candidates import offered_by
 
 KERNEL = KERNELS["scores_forward_sm80"]
 POLICIES = [A100(), RTX4090(), H100()]
@@ -28,8 +29,7 @@ def default(policy: Policy, problem: Problem) -> Candidate:
 
 
 def offered(policy: Policy, problem: Problem) -> list[Candidate]:
-    points = KERNEL.points(problem, policy.spec)
-    return [Candidate.of(problem, p) for p in points if not isinstance(p, Rejection)]
+    return offered_by(KERNEL.name, problem, policy.spec)
 
 
 FEW: list[dict[str, Any]] = [

@@ -24,12 +24,14 @@ from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
 from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.sm90_rules import fragments_fit_warpgroup
+from tests.candidates import offered_by
 
 KERNEL = "attention_backward_sm90"
 POLICY = H100(H200_SPEC)
 PROBLEM = Problem(
     direction="backward", batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096
 )
+
 DIMS = [
     (16, 16), (32, 32), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (160, 160), (192, 192),
     (256, 256), (192, 128), (128, 256), (256, 128), (64, 128), (128, 64),
@@ -41,7 +43,7 @@ def with_dims(dims: tuple[int, int], **options: Any) -> Problem:
 
 
 def offered(problem: Problem) -> list[Candidate]:
-    return [candidate for candidate in POLICY.legal(problem) if candidate.kernel == KERNEL]
+    return offered_by(KERNEL, problem, POLICY.spec)
 
 
 @pytest.mark.parametrize("dims", DIMS)

@@ -19,6 +19,7 @@ from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.legality import check
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.split_kv import row_tiles
+from tests.candidates import offered_by
 
 KERNEL = "attention_forward_sm90"
 POLICY = H100(H200_SPEC)
@@ -35,7 +36,7 @@ def with_dims(dims: tuple[int, int], **options: Any) -> Problem:
 
 
 def offered(problem: Problem) -> list[Candidate]:
-    return [candidate for candidate in POLICY.legal(problem) if candidate.kernel == KERNEL]
+    return offered_by(KERNEL, problem, POLICY.spec)
 
 
 @pytest.mark.parametrize("dims", DIMS)

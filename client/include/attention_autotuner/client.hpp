@@ -66,13 +66,14 @@ class LaunchError : public Error {
   int32_t status_;
 };
 
-// Kernels of kGemm are launched with their params; there are no problems of it here.
 enum class Op { kAttention, kRetNet, kRetention, kGemm };
 enum class Direction { kForward, kBackward };
 enum class DType { kFp16, kBf16 };
 enum class CausalAlignment { kBottomRight, kTopLeft };
 enum class Mask { kNone, kExplicit, kDecay };
 enum class Form { kAuto, kParallel, kChunkwise, kRecurrent };
+// Of a product's factors, by rows (n) or by columns (t) in memory.
+enum class Operands { kNN, kNT, kTN, kTT };
 // Who chose a kernel: the user's own measurement, one that came with the package, the cost model, or nobody.
 enum class Layer { kRecord, kShipped, kPredicted, kDefault };
 
@@ -83,6 +84,7 @@ char const* name_of(DType value);
 char const* name_of(CausalAlignment value);
 char const* name_of(Mask value);
 char const* name_of(Form value);
+char const* name_of(Operands value);
 char const* name_of(Layer value);
 
 // One operation on one shape: the twin of Problem in core/problem.py, field by field.
@@ -95,21 +97,22 @@ struct Problem {
   int64_t heads_kv = 16;
   int64_t seqlen_q = 4096;
   int64_t seqlen_k = 4096;
-  int64_t dim_qk = 128;  // a multiple of 8 up to 256
-  int64_t dim_v = 128;   // a multiple of 8 up to 512
+  int64_t dim_qk = 128;  // a multiple of 8 up to 256; of gemm, up to 2^30, what is summed over
+  int64_t dim_v = 128;   // a multiple of 8 up to 512; of gemm, up to 2^30, the columns of the result
   bool causal = false;
   CausalAlignment causal_alignment = CausalAlignment::kBottomRight;
-  int64_t alignment_bytes = 16;  // 2 where a pointer or a stride is no multiple of 16 bytes
-  bool deterministic = false;    // of backward: equal bits from equal inputs
-  Mask mask = Mask::kNone;       // of retnet
-  Form form = Form::kAuto;       // of retention forward
-  bool key_bounds = false;       // of attention forward: params.seqlens_k or params.starts_k
+  int64_t alignment_bytes = 16;       // 2 where a pointer or a stride is no multiple of 16 bytes
+  bool deterministic = false;         // of backward: equal bits from equal inputs
+  Mask mask = Mask::kNone;            // of retnet
+  Form form = Form::kAuto;            // of retention forward
+  bool key_bounds = false;            // of attention forward: params.seqlens_k or params.starts_k
+  Operands operands = Operands::kNN;  // of gemm, whose rows are seqlen_q and seqlen_k
 
   // Throws UnsupportedProblemError, naming the field and its value, where kernels cannot solve it.
   void check() const;
-  // The head dims that kernels are compiled for.
-  int64_t padded_dim_qk() const { return (dim_qk + 15) / 16 * 16; }
-  int64_t padded_dim_v() const { return (dim_v + 15) / 16 * 16; }
+  // The head dims that kernels are compiled for; those of gemm are compiled for none.
+  int64_t padded_dim_qk() const { return op == Op::kGemm ? 16 : (dim_qk + 15) / 16 * 16; }
+  int64_t padded_dim_v() const { return op == Op::kGemm ? 16 : (dim_v + 15) / 16 * 16; }
   // Row i sees keys j <= i + causal_offset().
   int64_t causal_offset() const { return causal_alignment == CausalAlignment::kBottomRight ? seqlen_k - seqlen_q : 0; }
   // Floating-point operations by the field's convention, and the fewest bytes through device memory.
@@ -181,8 +184,8 @@ struct ParamsOf<GemmForwardParams> {
 };
 
 // Params of a problem with every size set and every pointer null. Without a scale it is 1 for retnet and
-// 1 / sqrt(dim_qk) for the others; retnet's normalise, without an upper limit and with r as a constant of the
-// gradients.
+// 1 / sqrt(dim_qk) for the others (gemm has none); retnet's normalise, without an upper limit and with r as a constant
+// of the gradients.
 template <typename Params>
 Params make_params(Problem const& problem, std::optional<float> scale = std::nullopt);
 
@@ -200,6 +203,7 @@ struct KernelInfo {
 // What a pick launches its kernel with beside the problem; 0 leaves the field of the params as it is.
 struct LaunchKnobs {
   int32_t splits = 0;
+  int32_t row_blocks = 0;  // of gemm
 };
 
 // A loaded kernel library. Copies share it; it stays loaded as long as the process lives, as CUDA keeps referring to
@@ -251,8 +255,12 @@ class Kernel {
   void raise_for_status(int32_t status, char const* action) const;
   template <typename Params>
   Params with_knobs(Params params) const {
-    if constexpr (std::is_same_v<Params, AttentionForwardParams>) {
+    constexpr bool kGemm = std::is_same_v<Params, GemmForwardParams>;
+    if constexpr (kGemm || std::is_same_v<Params, AttentionForwardParams>) {
       if (knobs_.splits > 0) params.splits = knobs_.splits;
+    }
+    if constexpr (kGemm) {
+      if (knobs_.row_blocks > 0) params.row_blocks = knobs_.row_blocks;
     }
     return params;
   }

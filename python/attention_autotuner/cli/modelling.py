@@ -83,12 +83,19 @@ def searches_in(files: Sequence[Path]) -> list[Search]:
     return measured
 
 
-def print_model_card(files: Sequence[Path], *, as_json: bool) -> int:
-    """Print how the model does on searches: the analytic one, and with what it learns from the other problems."""
+def print_model_card(files: Sequence[Path], others: Sequence[Path], *, as_json: bool) -> int:
+    """Print how the model does on searches: the analytic one, and with what it learns from the other problems.
+
+    Args:
+        files: of the searches; the user's own records without any.
+        others: files to learn from besides; they may name the same searches.
+        as_json: print one JSON object.
+    """
     measured = searches_in(files)
+    besides = searches_in(others) if others else []
     said: dict[str, list[Card]] = {"analytic": cards(measured)}
     try:
-        said["learned"] = compared(measured)[1]
+        said["learned"] = compared(measured, besides)[1]
     except MissingPackageError as error:
         if not as_json:
             print_line(str(error))

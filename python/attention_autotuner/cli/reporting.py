@@ -31,10 +31,12 @@ SIDE, MARGIN = 340.0, 44.0  # of the chart and of what surrounds it, in its own 
 NICE = (1, 2, 5)  # leading digits of ticks
 add_page = option("--output", type=Path, metavar="FILE", help="the page to write")
 CARD = "how well the cost model does on searches: of your own records, or of files with one a line"
+OTHERS = "searches to learn from besides; a problem's own are left out of what it is held against"
 add_card = option("--model-card", type=Path, nargs="*", metavar="FILE", help=CARD)
+add_others = option("--learn-from", type=Path, nargs="+", metavar="FILE", help=OTHERS)
 
 
-@command("report", add_problem, add_page, add_card)
+@command("report", add_problem, add_page, add_card, add_others)
 def run_report(arguments: argparse.Namespace) -> int:
     """Write a page about a search: what was tried, predicted against measured, and why each lost.
 
@@ -42,8 +44,11 @@ def run_report(arguments: argparse.Namespace) -> int:
     same record and journal give the same page. With --model-card, print a table instead: the regret of the cost model's
     first picks, its rank correlation and its error, by architecture, operation and direction. Needs no GPU.
     """
+    others = arguments.learn_from or []
     if arguments.model_card is not None:
-        return print_model_card(arguments.model_card, as_json=arguments.json)
+        return print_model_card(arguments.model_card, others, as_json=arguments.json)
+    if others:
+        arguments.usage_error("--learn-from goes with --model-card")
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output, or --model-card")
     problem, policy = problem_of(arguments), policy_of(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from ..arch.spec import ArchSpec
@@ -64,7 +65,17 @@ def families(op: Op, direction: Direction) -> tuple[Family, ...]:
 def candidates(
     problem: Problem, families: tuple[Family, ...], spec: ArchSpec
 ) -> list[Candidate | Rejection]:
-    """Every point of a problem's space on a GPU, as a candidate or as the rejection that says why not."""
+    """Every point of a problem's space on a GPU, as a candidate or as the rejection that says why not.
+
+    A search asks several times; the last answers are kept, as those of the kernels that are registered.
+    """
+    return list(_candidates(problem, families, spec, tuple(KERNELS)))
+
+
+@lru_cache(maxsize=8)
+def _candidates(
+    problem: Problem, families: tuple[Family, ...], spec: ArchSpec, _kernels: tuple[str, ...]
+) -> tuple[Candidate | Rejection, ...]:
     points = [
         point if isinstance(point, Rejection) else Candidate.of(problem, point)
         for kernel in kernels_for(problem, families)
@@ -77,7 +88,7 @@ def candidates(
         and (why := kernel.lacks_because)
         and (names := kernel.lacks(problem))
     )
-    return [*points, *lacking]
+    return (*points, *lacking)
 
 
 def awaits_gpu(kernel: Kernel[Any], problem: Problem) -> bool:

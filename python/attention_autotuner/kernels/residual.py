@@ -73,6 +73,9 @@ class Residual:
     trees: tuple[Tree, ...]
     origin: Mapping[str, Any]
 
+    def __hash__(self) -> int:
+        return hash((self.arch, self.scopes, self.names, self.base, self.trees))
+
     def knows(self, problem: Problem, *candidates: Candidate) -> bool:
         """True where the kernels of candidates were measured on enough problems."""
         return all(scope_of(problem, candidate) in self.scopes for candidate in candidates)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
 
 import torch
 
@@ -21,17 +20,10 @@ from .shared.tensors import GuardedOutputs, Inputs, Workspace, current_device, g
 __all__ = ["TORCH_DTYPES", "Binding", "Reference", "make_inputs", "make_outputs", "ways_of"]
 
 
-class OperationInputs(Protocol):
-    """The module ``inputs`` of an operation's folder."""
-
-    def ways(self, problem: Problem) -> tuple[Binding, ...]:
-        """The ways to call a problem's kernels, the one that is timed first."""
-
-
 def ways_of(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call a problem's kernels, the one that is timed first."""
-    inputs = cast("OperationInputs", OPERATIONS[problem.op].module("inputs"))
-    return inputs.ways(problem)
+    ways: tuple[Binding, ...] = OPERATIONS[problem.op].module("inputs").ways(problem)
+    return ways
 
 
 def make_inputs(problem: Problem, *, seed: int, device: torch.device | str | None = None) -> Inputs:

@@ -13,26 +13,17 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..core import abi
 from ..core.memo import Table
 from ..core.trust import check
 from ..errors import ArtifactError, DeviceMemoryError
 
+if TYPE_CHECKING:  # a search's worker loads kernels and builds none
+    from ..codegen.artifact import Artifact
+
 LIBRARY_NAME = "kernel.so"
-
-
-class ArtifactLike(Protocol):
-    """The fields of a built artifact that the loader reads; see ``codegen.build.Artifact``."""
-
-    @property
-    def digest(self) -> str:
-        """Identity of the library's content."""
-
-    @property
-    def path(self) -> Path:
-        """The library, or the folder that holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +193,7 @@ LOADED: Table[tuple[str, str], LoadedKernel] = Table("kernels.loaded", permanent
 _lock = threading.Lock()
 
 
-def load(artifact: ArtifactLike | str | os.PathLike[str]) -> LoadedKernel:
+def load(artifact: Artifact | str | os.PathLike[str]) -> LoadedKernel:
     """Load a kernel library, once per file and content.
 
     Args:
@@ -222,14 +213,14 @@ def load(artifact: ArtifactLike | str | os.PathLike[str]) -> LoadedKernel:
     return kernel
 
 
-def _identify(artifact: ArtifactLike | str | os.PathLike[str]) -> tuple[str, str]:
+def _identify(artifact: Artifact | str | os.PathLike[str]) -> tuple[str, str]:
     """The library's absolute path, and a digest that changes when the file is replaced."""
-    known = not isinstance(artifact, (str, os.PathLike))
-    path = Path(artifact.path if known else artifact).absolute()  # type: ignore[union-attr,arg-type]
+    known = None if isinstance(artifact, (str, os.PathLike)) else artifact
+    path = Path(artifact if known is None else known.path).absolute()  # type: ignore[arg-type]
     if path.is_dir():
         path /= LIBRARY_NAME
-    if known:
-        return str(path), artifact.digest  # type: ignore[union-attr]
+    if known is not None:
+        return str(path), known.digest
     try:
         status = path.stat()
     except OSError as error:

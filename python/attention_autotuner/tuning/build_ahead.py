@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from math import inf
 
+from ..codegen.build import Progress
 from ..codegen.render import render
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome, Postponed
 from .pipeline import Built, Pipeline
-
-OnBuilt = Callable[[int, int, str, float], None]
 
 
 class BuildAhead:
@@ -36,7 +35,7 @@ class BuildAhead:
         candidates: Sequence[Candidate],
         *,
         jobs: int,
-        on_built: OnBuilt = lambda done, total, name, seconds: None,
+        on_built: Progress = lambda done, total, name, seconds: None,
         deadline: float = inf,
     ) -> None:
         self._pipeline = pipeline

@@ -6,21 +6,22 @@ all ranks. A finalist's ratio to the default is that of the rank where it is wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from typing import Any
 
 from ..arch.policy import Policy
+from ..codegen.build import Progress
 from ..codegen.render import RenderedKernel
 from ..codegen.tools import Stop
 from ..core.outcome import Ok, Outcome, Postponed
 from ..core.problem import Problem
 from ..errors import DistributedError, LeaseError
 from .lookup import Hit, Query
-from .pipeline import Built, Doubt, Pipeline, running
-from .racing import TIE_CONFIDENCE, TIE_LOG_RATIO, History, Timing
+from .pipeline import Built, Doubt, Pipeline, Raced, running
+from .racing import TIE_CONFIDENCE, TIE_LOG_RATIO, Timing
 from .ranks import Ranks
 from .record_schema import TuningRecord
 from .records import RecordStore
@@ -205,7 +206,7 @@ class _SharedPipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """Build on the first rank of each host; the others wait and take what its store has."""
@@ -250,22 +251,13 @@ class _SharedPipeline:
         with self.measuring():
             return self._inner.verify(problem, built, deterministic=deterministic)
 
-    def measure(
-        self,
-        problem: Problem,
-        built: dict[str, Built],
-        *,
-        budget_seconds: float,
-        keep: Collection[str],
-        on_round: Callable[[int, list[str]], None],
-        history: History | None = None,
-    ) -> tuple[list[Timing], bool]:
+    def measure(self, problem: Problem, built: dict[str, Built], **options: Any) -> Raced:
         """Race on all ranks; half the time is the finals'. A history is of one rank, and counts for nothing here."""
         interrupted = False
 
         def watched(rounds: int, running: list[str]) -> None:
             self._ranks.check()
-            on_round(rounds, running)
+            options["on_round"](rounds, running)
 
         def race(names: Sequence[str]) -> list[Timing]:
             nonlocal interrupted
@@ -274,7 +266,7 @@ class _SharedPipeline:
                     timings, cut_short = self._inner.measure(
                         problem,
                         {name: built[name] for name in names},
-                        budget_seconds=budget_seconds / 2,
+                        budget_seconds=options["budget_seconds"] / 2,
                         keep=names[:1],
                         on_round=watched,
                     )
@@ -294,9 +286,10 @@ class _SharedPipeline:
 
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], **options: Any
-    ) -> tuple[list[Timing], bool]:
+    ) -> Raced:
         """Race whole steps on this rank."""
-        return self._inner.measure_steps(problem, steps, **options)
+        with self.measuring():
+            return self._inner.measure_steps(problem, steps, **options)
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
         """The worst that any rank found: a failure, nothing, or the least ratio."""

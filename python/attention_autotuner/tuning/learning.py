@@ -124,13 +124,20 @@ def _fit_of(measured: Sequence[Search]) -> Residual | None:
         return None
 
 
-def compared(measured: Sequence[Search]) -> tuple[list[Card], list[Card]]:
+def compared(
+    measured: Sequence[Search], others: Sequence[Search] = ()
+) -> tuple[list[Card], list[Card]]:
     """Cards of the analytic model, and of residuals on problems that they were not learned from.
+
+    Args:
+        measured: the searches that the cards are of.
+        others: more to learn from; those of a problem that a residual is held against are left out of it.
 
     Raises:
         MissingPackageError: scikit-learn is not installed.
     """
-    return cards(measured), cards(measured, held_out(measured))
+    residuals = held_out([*measured, *others])[: len(measured)]
+    return cards(measured), cards(measured, residuals)
 
 
 def helps(analytic: Card, learned: Card) -> bool:

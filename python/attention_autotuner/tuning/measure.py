@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 import torch
 
@@ -25,6 +26,13 @@ WARM_UP_SECONDS = 0.4
 WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
 
 
+class MakeInputs(Protocol):
+    """Makes the inputs of a problem on the current CUDA device."""
+
+    def __call__(self, problem: Problem, /, *, seed: int) -> Inputs:
+        """The inputs of a seed."""
+
+
 class InProcessMeasurer:
     """Measures on the current CUDA device in this process.
 
@@ -38,6 +46,7 @@ class InProcessMeasurer:
         rest: between rounds the GPU is left idle for so many times as long as a round took. A kernel that draws more
             power than the GPU may is then timed at the clocks of one that does not, whatever the host does meanwhile.
         on_round: called after each round with (rounds, names still in the race).
+        inputs: makes the inputs of a problem from a seed.
 
     Attributes:
         interrupted: the last measurement was cut short by Ctrl-C; its results are the best so far.
@@ -52,7 +61,9 @@ class InProcessMeasurer:
         rounds: int = SETTLED_ROUNDS,
         rest: float = 0.0,
         on_round: OnRound | None = None,
+        inputs: MakeInputs = make_inputs,
     ) -> None:
+        self._make_inputs = inputs
         self._seed = seed
         self._cold = cold
         self._rounds = rounds
@@ -106,9 +117,10 @@ class InProcessMeasurer:
         return race.results()
 
     def _tensors(self, problem: Problem, device: TorchDevice) -> tuple[list[Inputs], list[Outputs]]:
-        first, workspace = make_inputs(problem, seed=self._seed), SharedWorkspace(device.torch)
+        make, workspace = self._make_inputs, SharedWorkspace(device.torch)
+        first = make(problem, seed=self._seed)
         sets = input_sets(problem, device) if self._cold else 1
-        inputs = [first, *(make_inputs(problem, seed=self._seed + i) for i in range(1, sets))]
+        inputs = [first, *(make(problem, seed=self._seed + i) for i in range(1, sets))]
         return inputs, [make_outputs(problem, workspace, device.torch) for _ in inputs]
 
 

@@ -11,19 +11,19 @@ import logging
 import os
 import platform
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from math import inf
-from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 from ..arch.policy import Policy
 from ..arch.probe import cuda_driver, current_device
 from ..arch.resolution import native_arch
-from ..codegen.build import BuildTarget, build
+from ..codegen.artifact import Artifact
+from ..codegen.build import BuildTarget, Progress, build
 from ..codegen.render import RenderedKernel
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
@@ -31,7 +31,6 @@ from ..codegen.tools import Stop
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
-from ..core.report import CompilerReport
 from ..errors import (
     ArtifactError,
     MissingPackageError,
@@ -43,43 +42,22 @@ from . import isolated
 from .environment import Environment, collect
 from .idle import require_rest, require_room
 from .racing import History, Timing
+from .rounds import OnRound
 from .worker import TASKS, Worker
 
 LOGGER = logging.getLogger(__name__)
-B = TypeVar("B")
+Built = Artifact
+Raced = tuple[list[Timing], bool]
+"""Timings, and whether Ctrl-C cut the race short."""
 CONFIRM_SECONDS = 3.0  # of timing rounds in the second process
 CONFIRM_EACH_SECONDS = 1.5  # the same, where it confirms many
 
 
-class Built(Protocol):
-    """The fields of a built artifact that a search reads (``codegen``'s Artifact has it)."""
-
-    @property
-    def path(self) -> Path:
-        """The library, or the folder that holds it."""
-
-    @property
-    def report(self) -> CompilerReport:
-        """The compiler's report."""
-
-    @property
-    def code_digest(self) -> str | None:
-        """Identity of its machine code for the GPU, where that is known."""
-
-    @property
-    def host_digest(self) -> str | None:
-        """Identity of its machine code for the host, where that is known."""
-
-    @property
-    def launch_knobs(self) -> Mapping[str, int]:
-        """The launch knobs of the candidate that it is launched for."""
-
-
-def launched(result: B, candidate: Candidate) -> B:
+def launched(result: Built | Outcome, candidate: Candidate) -> Built | Outcome:
     """A result of a build, or a failure, as one of a candidate: several may have the artifact in common."""
     if isinstance(result, Outcome) or not candidate.launch_knobs:
         return result
-    return cast("B", replace(cast("Any", result), launch_knobs=candidate.launch_knobs))
+    return replace(result, launch_knobs=candidate.launch_knobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +98,7 @@ class Pipeline(Protocol):
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """Build kernels, in their order; called with (done, total, name, seconds) as each is built.
@@ -141,9 +119,9 @@ class Pipeline(Protocol):
         *,
         budget_seconds: float,
         keep: Collection[str],
-        on_round: Callable[[int, list[str]], None],
+        on_round: OnRound,
         history: History | None = None,
-    ) -> tuple[list[Timing], bool]:
+    ) -> Raced:
         """Race kernels given in tie-breaking order; the timings, and whether Ctrl-C cut it short.
 
         What the history has counts, and it gets every round and failure as it comes.
@@ -156,7 +134,7 @@ class Pipeline(Protocol):
         *,
         budget_seconds: float,
         history: History | None = None,
-    ) -> tuple[list[Timing], bool]:
+    ) -> Raced:
         """Race pairs of a forward and a backward kernel, each pair run back to back.
 
         Args:
@@ -249,7 +227,7 @@ class LocalPipeline:
     def build(
         self,
         kernels: Sequence[RenderedKernel],
-        progress: Callable[[int, int, str, float], None],
+        progress: Progress,
         stop: Stop = lambda: False,
     ) -> Sequence[Built | Outcome]:
         """See :meth:`Pipeline.build`; the worker starts meanwhile.
@@ -302,51 +280,23 @@ class LocalPipeline:
         self._begin(self.deadline)
         return isolated.verify(self._runner, problem, built, deterministic=deterministic)
 
-    def measure(
-        self,
-        problem: Problem,
-        built: dict[str, Built],
-        *,
-        budget_seconds: float,
-        keep: Collection[str],
-        on_round: Callable[[int, list[str]], None],
-        history: History | None = None,
-    ) -> tuple[list[Timing], bool]:
+    def measure(self, problem: Problem, built: dict[str, Built], **options: Any) -> Raced:
         """See :meth:`Pipeline.measure`."""
         self._begin(self.deadline)
         if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
             LOGGER.warning("CUDA_LAUNCH_BLOCKING is set: times hold the host's waits, too")
-        answer = isolated.measure(
-            self._runner,
-            problem,
-            {name: (kernel,) for name, kernel in built.items()},
-            budget_seconds=budget_seconds,
-            keep=keep,
-            on_round=on_round,
-            history=history,
-        )
+        entries = {name: (kernel,) for name, kernel in built.items()}
+        answer = isolated.measure(self._runner, problem, entries, **options)
         before = self.environment
         self.environment = replace(collect(self._device), nvcc=before.nvcc, cutlass=before.cutlass)
         return answer
 
     def measure_steps(
-        self,
-        problem: Problem,
-        steps: Mapping[str, tuple[Built, Built]],
-        *,
-        budget_seconds: float,
-        history: History | None = None,
-    ) -> tuple[list[Timing], bool]:
+        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], **options: Any
+    ) -> Raced:
         """See :meth:`Pipeline.measure_steps`."""
         self._begin(inf)  # a step's budgets are its searches'
-        return isolated.measure(
-            self._runner,
-            problem,
-            steps,
-            budget_seconds=budget_seconds,
-            keep=steps,
-            history=history,
-        )
+        return isolated.measure(self._runner, problem, steps, keep=steps, **options)
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> Iterator[float | Outcome | None]:
         """See :meth:`Pipeline.confirm_all`."""

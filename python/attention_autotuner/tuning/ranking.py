@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ..core.problem import Problem
 from ..core.trust import parse_json, read_json
 from ..errors import RecordError
 from ..kernels.cost_model import Estimate, rank
+from ..kernels.registry import KERNELS
 from ..kernels.residual import Residual
 from ..settings import current
 from .shortlist import Ranked
@@ -63,9 +65,18 @@ def _of(arch: str, document: Any) -> Residual:
 
 
 def ranked(problem: Problem, policy: Policy) -> list[Ranked]:
-    """All legal candidates in the order of :func:`order` under the residual in force, with the model's estimates."""
-    pairs = rank(problem, policy.legal(problem), policy.spec)
-    return order(problem, policy, pairs, learned(policy))
+    """All legal candidates in the order of :func:`order` under the residual in force, with the model's estimates.
+
+    The halves of a step and what was searched before ask again; the last answers are kept.
+    """
+    return list(_ranked(problem, policy, learned(policy), tuple(KERNELS)))
+
+
+@lru_cache(maxsize=8)
+def _ranked(
+    problem: Problem, policy: Policy, residual: Residual | None, _kernels: tuple[str, ...]
+) -> list[Ranked]:
+    return order(problem, policy, rank(problem, policy.legal(problem), policy.spec), residual)
 
 
 def order(

@@ -219,7 +219,7 @@ class Engine:
             outcome = Serialized(reason=report.serialized)
         if outcome.ok and refined.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
-        built = launched(result, row.candidate)
+        built = replace(result, launch_knobs=row.candidate.launch_knobs)
         return self.ended(replace(row, estimate=refined, built=built), outcome)
 
     def ended(self, row: Row, outcome: Outcome) -> Row:

@@ -14,6 +14,7 @@ from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..settings import Effort
 from .arguments import problem_of, settings_of
+from .distributed import SharedSearch
 from .journal import kernel_id
 from .pipeline import Built, LocalPipeline, Pipeline
 from .progress import Listener
@@ -52,7 +53,8 @@ class StepResult:
         gain: how much faster the step is with the picks than with the defaults, from paired rounds; None unless both
             were measured.
         tied: the two could not be told apart; None unless both were measured, and where they are one.
-        reverted: the step was slower with the picks, so that both directions have their defaults back.
+        reverted: the step was slower with the picks, here or on another rank of the group, so that both directions have
+            their defaults back.
         interrupted: stopped by Ctrl-C; what is here is the best so far.
     """
 
@@ -119,7 +121,7 @@ def tune_step(
         backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
         top_k: see :func:`tune`; for each direction.
         confirm: see :func:`tune`.
-        group: see :func:`tune`; whole steps are timed by each rank for itself, and decide nothing.
+        group: see :func:`tune`; each rank times whole steps on its own GPU, and the worst rank decides.
         in_process: see :func:`tune`.
         listener: told about progress, each message with its direction.
         records: see :func:`tune`.
@@ -170,16 +172,19 @@ def tune_step(
             picks_us=_predicted_us(result, first.pick, second.pick),
             defaults_us=_predicted_us(result, first.default, second.default),
         )
+    shared = SharedSearch(group, pipeline, records, second.problem, policy, ["step"])
     engine = Engine(
         policy=policy,
-        pipeline=pipeline,
-        records=records,
+        pipeline=shared.pipeline,
+        records=shared.records,
         fresh=settings.always_tune,
         alone=group is None,
     )
-    result = _timed(result, first, second, engine)
-    if group is None and result.gain is not None and result.gain < 0.0 and not result.tied:
-        return _reverted(result, first, second, records)
+    with shared.joined(engine.measuring):
+        result = _timed(result, first, second, engine)
+        slower = result.gain is not None and result.gain < 0.0 and not result.tied
+        if any(shared.exchange("step", slower)):
+            return _reverted(result, first, second, shared.records)
     return result
 
 
