@@ -88,6 +88,11 @@ ILLEGAL = {
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
     ),
+    "spans_add_in_no_order": replace(
+        FUSED,
+        modifications=("spans",),
+        knobs=replace(FUSED.knobs, dq_share=DqShareSm90(dq_by="keys", dq_add="ordered")),
+    ),
     "fragments_fit_warpgroup": changed(block_columns=128),
 }
 TOO_LARGE = changed(first_stages=4, second_stages=4)

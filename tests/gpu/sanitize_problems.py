@@ -1,4 +1,4 @@
-"""Kernels with score modifications, windows, bounds or packed sequences under a sanitizer, by the search's verifier.
+"""Kernels with modified scores, windows, bounds, documents or packed sequences under a sanitizer, by the verifier.
 
     python -m tests.gpu.sanitize_problems --store DIR --build      # needs the compiler, not the GPU
     compute-sanitizer --tool memcheck --kernel-name kns=attention_autotuner \
@@ -37,6 +37,7 @@ SMALL = Problem(
 )
 FEATURES: dict[str, dict[str, Any]] = {
     "modified": {"modifications": ("softcap", "alibi_slopes", "sinks"), "window_size": (31, -1)},
+    "spanned": {"modifications": ("prefix_lens", "document_ids"), "seqlen_k": 140},
     "packed": {"batch": 5, "packed_rows": (301, 340)},
 }
 DIRECTIONS: dict[str, dict[str, Any]] = {

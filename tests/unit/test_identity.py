@@ -98,6 +98,7 @@ ALONE = {
     "form": "chunkwise",
     "deterministic": True,
     "operands": "tn",
+    "documents": 7,
 }
 
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)

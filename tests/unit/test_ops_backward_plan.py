@@ -20,6 +20,7 @@ from attention_autotuner import settings
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.shared import launch
 from attention_autotuner.core import abi
+from attention_autotuner.core.modifications import SPANNED
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.reference import attention
@@ -472,6 +473,6 @@ def test_every_field_of_the_params_is_filled(
         "attn_mask_kind": 0,
         "alibi_slopes": None,
         **dict.fromkeys(("sinks", "dsinks", "bias_table", "dbias_table")),
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k")),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", *SPANNED)),
         **dict.fromkeys(("total_q", "total_k", "causal_from_end", "bias_distance"), 0),
     }

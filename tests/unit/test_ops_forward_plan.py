@@ -20,6 +20,7 @@ from attention_autotuner.api.attention import torch_op as library
 from attention_autotuner.api.shared import launch
 from attention_autotuner.api.shared.planning import strided_params
 from attention_autotuner.core import abi
+from attention_autotuner.core.modifications import SPANNED
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.reference import attention_low, attention_naive, check
@@ -312,7 +313,7 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         assert (tensor.stride_batch, tensor.stride_head, tensor.stride_row) == expected
         assert tensor.data is None
     pointers = ("lse", "seqlens_k", "starts_k", "alibi_slopes", "sinks", "cu_seqlens_q")
-    for name in (*pointers, "cu_seqlens_k", "bias_table"):
+    for name in (*pointers, "cu_seqlens_k", "bias_table", *SPANNED):
         assert values.pop(name) is None
     assert values.pop("attn_mask").data is None
     assert values == {

@@ -51,7 +51,7 @@ FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-
 # The fields of Problem that an option of the same name fills as it is.
 SAME_NAMES = (
     *("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes"),
-    *("deterministic", "key_bounds", "operands"),
+    *("deterministic", "key_bounds", "operands", "documents"),
 )
 
 _DEFAULT = Problem()
@@ -209,6 +209,8 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--modifications", type=names_of, metavar="NAMES", help=words)
     words = "of attention, retention: rows of q and k in all packed sequences, --batch of up to --seqlen; default: none"
     option("--packed-rows", type=window, metavar="ROWS_Q,ROWS_K", help=words)
+    words = "of attention with document_ids: documents of a sequence; default: one in 1024 rows"
+    option("--documents", type=positive, metavar="N", help=words)
     words = "of gemm: n for a factor that lies by rows, t for one by columns"
     option("--operands", choices=OPERANDS, help=words)
     usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}

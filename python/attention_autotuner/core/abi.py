@@ -62,6 +62,7 @@ PACKED = (
 )
 RETENTION_PACKED = (*_named(ctypes.c_int32, "total"), *_named(ctypes.c_void_p, "cu_seqlens"))
 BIAS = (*_named(ctypes.c_void_p, "bias_table"), *_named(ctypes.c_int32, "bias_distance"))
+SPANNED = _named(ctypes.c_void_p, "document_ids prefix_lens")
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 
 
@@ -79,6 +80,7 @@ class AttentionForwardParams(ctypes.Structure):
         *MODIFIED,
         *PACKED,
         *BIAS,
+        *SPANNED,
     )
 
 
@@ -97,6 +99,7 @@ class AttentionBackwardParams(ctypes.Structure):
         *_named(ctypes.c_int32, "causal_from_end"),
         *BIAS,
         *_named(ctypes.c_void_p, "dbias_table"),
+        *SPANNED,
     )
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .operation import require
+from ..errors import UnsupportedProblemError
 
 WINDOW = "window"
 PACKED = "packed"
-VALUED = ("softcap", "alibi_slopes", "bias_table", "attn_mask", "sinks")
+PREFIX_LENS, DOCUMENT_IDS = SPANNED = ("prefix_lens", "document_ids")
+"""Those that leave each row a span of keys: a kernel finds all spans first, and others are compiled for spans."""
+SPANS = "spans"
+VALUED = ("softcap", "alibi_slopes", "bias_table", "attn_mask", "sinks", *SPANNED)
 """Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
 MODIFICATIONS = (*VALUED, WINDOW)
 """All that bend scores."""
-COMPILED = (*MODIFICATIONS, PACKED)
+COMPILED = (*(name for name in MODIFICATIONS if name not in SPANNED), PACKED, SPANS)
 """All that kernels are compiled with; a kernel that bends scores need not pack."""
 MAX_BIAS_DISTANCE = 2**16
 """The greatest distance that has an entry of its own in a bias table; the twin of ``BiasTable::kMaxDistance``."""
@@ -28,5 +31,5 @@ def in_order(names: Iterable[str], known: tuple[str, ...] = COMPILED) -> tuple[s
     """
     present = set(names)
     for name in sorted(present - set(known)):
-        require(False, f"modifications must be of {known}, got {name!r}")
+        raise UnsupportedProblemError(f"modifications must be of {known}, got {name!r}")
     return tuple(name for name in known if name in present)

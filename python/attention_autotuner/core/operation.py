@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedProblemError
+from . import spans
+from .modifications import DOCUMENT_IDS, PREFIX_LENS, SPANNED
 
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
@@ -23,6 +25,8 @@ def require(condition: bool, message: str) -> None:
 
 def visible_pairs(problem: Problem) -> int:
     """Pairs of a row and a key that it sees, by causal mask and window, of one head of one batch entry."""
+    if problem.spanned:
+        return spans.visible_pairs(problem)
     return sum(_visible_pairs(problem, rows, keys) for rows, keys in problem.lengths)
 
 
@@ -103,7 +107,24 @@ class Semantics:
             problem.operands == "nn" or self.takes_operands,
             f"operands is for gemm, got {problem.operands!r} for {self.op}",
         )
-        for other in ("attn_mask", "key_bounds"):
+        names, lengths = problem.modifications, (problem.seqlen_q, problem.seqlen_k)
+        require(
+            DOCUMENT_IDS not in names or lengths[0] == lengths[1],
+            f"document_ids need as many queries as keys, got {lengths[0]} and {lengths[1]}",
+        )
+        require(
+            PREFIX_LENS not in names or problem.causal,
+            "prefix_lens is for causal attention, got causal=False",
+        )
+        require(
+            not (problem.spanned and "bias_table" in names),
+            f"document_ids and prefix_lens take no bias_table, got modifications={problem.modifications}",
+        )
+        require(
+            problem.documents >= 0 and (problem.documents == 0 or DOCUMENT_IDS in names),
+            f"documents is a number of documents of attention with document_ids, got {problem.documents}",
+        )
+        for other in ("attn_mask", "key_bounds", *SPANNED):
             require(
                 not problem.packed
                 or not (other in problem.modifications or getattr(problem, other, False)),
@@ -150,10 +171,14 @@ class Semantics:
             seqlen_k: the same of keys.
             fewer_keys: an odd length of keys that leaves queries without any of their own.
         """
+        if DOCUMENT_IDS in problem.modifications:
+            seqlen_k = seqlen_q
         odd = replace(problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         if problem.packed:
             rows_q, rows_k = (problem.batch * x // 3 + 1 for x in (seqlen_q, seqlen_k))
             odd = replace(odd, packed_rows=(rows_q, rows_k))
+        if PREFIX_LENS in problem.modifications:
+            return [odd, replace(odd, seqlen_q=seqlen_k, seqlen_k=seqlen_q)]
         if self.is_causal(problem.mask):
             return [odd, replace(odd, seqlen_k=fewer_keys)]
         return [replace(odd, causal=False), replace(odd, causal=True)]
@@ -170,7 +195,7 @@ class Semantics:
             of_pair *= problem.dim_qk + problem.dim_v
         else:
             of_pair *= 3 * problem.dim_qk + 2 * problem.dim_v
-        if problem.window_size != (-1, -1):
+        if problem.window_size != (-1, -1) or problem.spanned:
             return of_pair * visible_pairs(problem)
         full = of_pair * sum(rows * keys for rows, keys in problem.lengths)
         return full // 2 if problem.causal else full

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal
 
 from .identity import LATER
-from .modifications import PACKED, VALUED, WINDOW, in_order
+from .modifications import PACKED, SPANNED, SPANS, VALUED, WINDOW, in_order
 from .operation import Semantics, require
 from .packing import typical_lengths
 
@@ -116,6 +116,8 @@ class Problem:
         packed_rows: of attention and retention: the rows of q and of k in all sequences together, where these lie one
             after the other in one batch entry; ``batch`` then counts them, and ``seqlen_q`` and ``seqlen_k`` are the
             greatest lengths.
+        documents: of attention with ``document_ids``: how many a sequence has, as far as costs go; 0 for one in every
+            1024 rows.
         operands: of gemm: for each factor ``n`` where it lies by rows, ``t`` where it lies by columns.
 
     Raises:
@@ -143,12 +145,13 @@ class Problem:
     window_size: tuple[int, int] = field(default=NO_WINDOW, metadata=LATER)
     packed_rows: tuple[int, int] = field(default=NOT_PACKED, metadata=LATER)
     operands: Operands = field(default="nn", metadata=LATER)
+    documents: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         self._require_one("op", operations())
         self._require_one("direction", DIRECTIONS, f" for {self.op}")
         self._require_one("dtype", DTYPES)
-        for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes"):
+        for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes", "documents"):
             value = getattr(self, name)
             require(_is_integer(value), f"{name} must be an integer, got {value!r}")
         for name in ("causal", "deterministic", "key_bounds"):
@@ -245,6 +248,11 @@ class Problem:
         return self.packed_rows != NOT_PACKED
 
     @property
+    def spanned(self) -> bool:
+        """True where documents or a prefix leave each row a span of keys."""
+        return not set(SPANNED).isdisjoint(self.modifications)
+
+    @property
     def extents(self) -> tuple[int, int, int]:
         """Batch entries of its tensors, and in each the rows of q and of k."""
         return (1, *self.packed_rows) if self.packed else (self.batch, self.seqlen_q, self.seqlen_k)
@@ -265,7 +273,9 @@ class Problem:
         """The modifications that its kernels are compiled with; a window is one of them, and so is packing."""
         windowed = (WINDOW,) if self.window_size != NO_WINDOW else ()
         packed = (PACKED,) if self.packed else ()
-        return in_order((*self.modifications, *windowed, *packed))
+        spanned = (SPANS,) if self.spanned else ()
+        others = (name for name in self.modifications if name not in SPANNED)
+        return in_order((*others, *windowed, *packed, *spanned))
 
     @property
     def window(self) -> tuple[int, int]:
@@ -294,6 +304,7 @@ class Problem:
             window_size=(left, right),
             packed_rows=(rows_q, rows_k),
             batch=1 << (self.batch - 1).bit_length() if self.packed else self.batch,
+            documents=self.documents and 1 << (self.documents - 1).bit_length(),
         )
 
     def describe(self) -> str:
@@ -313,6 +324,7 @@ class Problem:
             mask += " window {}:{}".format(*self.window_size)
         mask += "".join(f" {name.replace('_', '-')}" for name in self.modifications)
         mask += " packed {}x{}".format(*self.packed_rows) if self.packed else ""
+        mask += f" {self.documents} documents" if self.documents else ""
         op = self.op if self.form == "auto" else f"{self.op} {self.form}"
         mask += self.semantics.describe(self)
         return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"

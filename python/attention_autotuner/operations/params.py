@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..core.abi import ABI_VERSION, STRUCTS, SYMBOL_PREFIX, Tensor
-from ..core.modifications import TYPICAL_BIAS_DISTANCE
+from ..core.modifications import SPANNED, TYPICAL_BIAS_DISTANCE
 from ..core.problem import Problem
 from ..serving.loader import load
 from .registry import OPERATIONS
@@ -103,6 +103,7 @@ def workspace_bytes(
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
         params.bias_distance = TYPICAL_BIAS_DISTANCE
         pointers = ("alibi_slopes", "bias_table", "dbias_table", "sinks")
-        for name in (*pointers, "cu_seqlens_q", "cu_seqlens_k"):
+        spanned = [name for name in SPANNED if name in problem.modifications]
+        for name in (*pointers, "cu_seqlens_q", "cu_seqlens_k", *spanned):
             setattr(params, name, SOMEWHERE)
     return load(library).with_launch_knobs(launch_knobs or {}).workspace_bytes(params)

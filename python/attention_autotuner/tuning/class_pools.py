@@ -10,7 +10,7 @@ from itertools import chain, islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.modifications import PACKED, WINDOW
+from ..core.modifications import DOCUMENT_IDS, PACKED, SPANS, WINDOW
 from ..core.problem import NO_WINDOW, NOT_PACKED, Problem, of_shape
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
@@ -130,7 +130,11 @@ def small_problem(candidate: Candidate) -> Problem:
         form=candidate.form,
         operands=candidate.operands,
         key_bounds=candidate.key_bounds,
-        modifications=tuple(x for x in candidate.modifications if x not in (WINDOW, PACKED)),
+        modifications=tuple(
+            DOCUMENT_IDS if x == SPANS else x
+            for x in candidate.modifications
+            if x not in (WINDOW, PACKED)
+        ),
         packed_rows=(seqlen, seqlen) if PACKED in candidate.modifications else NOT_PACKED,
         window_size=SMALL_WINDOW if WINDOW in candidate.modifications else NO_WINDOW,
     )

@@ -109,6 +109,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
         (problem.heads_q // problem.heads_kv, recorded.heads_q // recorded.heads_kv),
         *((a + 2, b + 2) for a, b in zip(problem.window_size, recorded.window_size, strict=True)),
         *((a + 1, b + 1) for a, b in zip(problem.packed_rows, recorded.packed_rows, strict=True)),
+        (problem.documents + 1, recorded.documents + 1),
     )
     if not problem.semantics.compiles_dims:
         pairs += ((problem.dim_qk, recorded.dim_qk), (problem.dim_v, recorded.dim_v))

@@ -84,6 +84,10 @@ typedef struct attention_autotuner_attention_forward_params {
                               bias_distance is added, where past = j - i - (seqlen_k - seqlen_q), seqlens_k[b] for
                               seqlen_k */
   int32_t bias_distance;   /* the greatest that has an entry of its own */
+  /* of artifacts that are compiled for spans of keys; either may be null */
+  const int32_t* document_ids; /* [batch, seqlen_k] on the device, where seqlen_q is seqlen_k: they never decrease, and
+                                  row i sees key j only where theirs are equal */
+  const int32_t* prefix_lens;  /* [batch] on the device: row i sees key j, too, where j < prefix_lens[b] */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -132,6 +136,8 @@ typedef struct attention_autotuner_attention_backward_params {
   const float* bias_table;
   int32_t bias_distance;
   float* dbias_table; /* shaped like bias_table, or null where not wanted */
+  const int32_t* document_ids;
+  const int32_t* prefix_lens;
 } attention_autotuner_attention_backward_params;
 
 /* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or

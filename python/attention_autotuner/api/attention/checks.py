@@ -5,11 +5,12 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 
-from ...core.modifications import MAX_BIAS_DISTANCE
+from ...core.modifications import DOCUMENT_IDS, MAX_BIAS_DISTANCE, PREFIX_LENS
 from ...core.problem import CAUSAL_ALIGNMENTS, MAX_EXTENT, Problem
 from ...errors import UnsupportedProblemError
 from ...operations.attention.modified import MASK_DTYPES
@@ -92,6 +93,49 @@ def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
             checks.fail_unless(
                 x.is_contiguous(), f"{name} must be contiguous, got a stride of {x.stride()}"
             )
+
+
+def check_spans(
+    values: Mapping[str, torch.Tensor],
+    seqlens: tuple[int, int],
+    window: tuple[int, int],
+    causal: bool,
+) -> None:
+    """Check that documents and prefixes, where they are among the values, suit a call.
+
+    Raises:
+        UnsupportedProblemError: queries are more or fewer than keys, a prefix has no causal mask to widen, or there is
+            a table of biases besides.
+    """
+    for name in (DOCUMENT_IDS, PREFIX_LENS):
+        checks.fail_unless(
+            not (name in values and "bias_table" in values),
+            f"{name} takes no bias_table, got both",
+        )
+    checks.fail_unless(
+        DOCUMENT_IDS not in values or seqlens[0] == seqlens[1],
+        f"document_ids need as many queries as keys, got {seqlens[0]} and {seqlens[1]}",
+    )
+    if PREFIX_LENS in values:
+        checks.fail_unless(causal, "prefix_lens is for causal attention, got causal=False")
+        checks.fail_unless(
+            window[1] == -1,
+            f"prefix_lens needs a window without a right bound, got window_size={window}",
+        )
+
+
+def check_order(document_ids: torch.Tensor) -> None:
+    """Check that ids ``[batch, seqlen]`` on the CPU never decrease.
+
+    Raises:
+        UnsupportedProblemError: they do.
+    """
+    falls = (document_ids.diff(dim=1) < 0).nonzero()
+    checks.fail_unless(
+        not len(falls),
+        "document_ids must never decrease along the sequence, got a lesser one after [batch entry, row] "
+        f"{falls[:1].tolist()}",
+    )
 
 
 def check_packing(

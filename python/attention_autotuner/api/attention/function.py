@@ -41,6 +41,8 @@ def flash_attn_func(
     bias_table: Any = None,
     attn_mask: Any = None,
     sinks: Any = None,
+    prefix_lens: Any = None,
+    document_ids: Any = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     config: Config | Sequence[Config] | None = None,
@@ -93,6 +95,11 @@ def flash_attn_func(
             keys are all hidden gives 0.
         sinks: fp32 ``[heads_q]`` on q's device: a logit of each head that joins the softmax's denominator and lse, not
             scaled and never masked; a row that sees no key gives 0 and its sink as lse. Differentiable.
+        prefix_lens: int32 ``[batch]`` on q's device: with ``causal``, row i of entry b sees the keys
+            ``j < prefix_lens[b]``, too. A window's left bound holds besides; it may have no right one.
+        document_ids: int32 ``[batch, seqlen]`` on q's device, for as many queries as keys: row i sees key j only where
+            their ids are equal; ``causal`` and windows hold besides. The ids of an entry must never decrease; on a GPU
+            that is not looked at. Tiles of other documents are skipped, in both directions.
         return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
             ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
         deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
@@ -154,6 +161,8 @@ def flash_attn_func(
         or bias_table is not None
         or attn_mask is not None
         or sinks is not None
+        or prefix_lens is not None
+        or document_ids is not None
         or (type(softcap) is not float or softcap != 0.0)
     )
     addresses = None
@@ -163,6 +172,7 @@ def flash_attn_func(
     if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
         values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks}
         values["bias_table"] = bias_table
+        values |= {"prefix_lens": prefix_lens, "document_ids": document_ids}
         values = {name: x for name, x in values.items() if x is not None}
         if layout is not options.BHSD or not all(
             isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())

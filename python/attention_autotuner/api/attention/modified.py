@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import settings
+from ...core.modifications import PREFIX_LENS, SPANNED
 from ...core.problem import NO_WINDOW
 from ...operations.attention.modified import (
     CU_SEQLENS,
@@ -57,6 +58,8 @@ class Forward(NamedTuple):
     max_seqlen_q: torch.SymInt
     max_seqlen_k: torch.SymInt
     bias_table: torch.Tensor | None
+    prefix_lens: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
 
 
 class Backward(NamedTuple):
@@ -86,23 +89,19 @@ class Backward(NamedTuple):
     max_seqlen_k: torch.SymInt
     bias_table: torch.Tensor | None
     bias_gradient: bool
+    prefix_lens: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
 
 
 Call = Forward | Backward
 BOUNDS = ("seqlens_k", "starts_k")
-_VALUES = (
-    "softcap",
-    "alibi_slopes",
-    "attn_mask",
-    "sinks",
-    "bias_table",
-)  # fields of calls and of Modifiers
-UNPACKED = (None, None, 0, 0)  # the last arguments of both ops but for the bias table's
+_VALUES = ("softcap", "alibi_slopes", "attn_mask", "sinks", "bias_table")  # of calls and Modifiers
+UNPACKED = (None, None, 0, 0)  # arguments of both ops before the bias table's
 
 
 def modifiers_of(call: Call) -> Modifiers:
     """The values of a call's modifications."""
-    named = {name: getattr(call, name) for name in (*_VALUES, *CU_SEQLENS)}
+    named = {name: getattr(call, name) for name in (*_VALUES, *CU_SEQLENS, *SPANNED)}
     longest: Any = (call.max_seqlen_q, call.max_seqlen_k)
     window = (call.window_left, call.window_right)
     return Modifiers(window_size=window, max_seqlens=longest, **named)
@@ -134,7 +133,7 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
     """Check the values of modifications against a checked q; those on a GPU are not looked at.
 
     Raises:
-        UnsupportedProblemError: one is out of range, or no fp32 tensor of the right shape on q's device.
+        UnsupportedProblemError: one is out of range, or no tensor of the right shape and dtype on q's device.
     """
     attention_checks.check_window(modifiers.window_size)
     checks.fail_unless(
@@ -156,11 +155,14 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
             )
             continue
         shape: tuple[int, ...] = (heads,)
+        if name in SPANNED:
+            shape = (batch,) if name == PREFIX_LENS else (batch, q.shape[2])
         if name == "alibi_slopes" and x.dim() == 2:
             shape = (batch, heads)
         if name == "bias_table":
             shape = (heads, attention_checks.check_entries(x))
-        checks.check_like(name, x, shape, torch.float32, q.device)
+        dtype = torch.int32 if name in SPANNED else torch.float32
+        checks.check_like(name, x, shape, dtype, q.device)
         checks.fail_unless(
             x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}"
         )
@@ -197,6 +199,8 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
         return _forward_empty(call)
     o, lse = _forward_fake(call)
     bounds: dict[str, Any] = {name: getattr(call, name) for name in BOUNDS}
+    if call.document_ids is not None:
+        attention_checks.check_order(call.document_ids)
     named = {"modifiers": modifiers_of(call), **plain_op.options_of(call), **bounds}
     results = attention_modified(call.q, call.k, call.v, **named)
     return o.copy_(results[0]), lse.copy_(results[1])
@@ -278,6 +282,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> Non
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
     tensors = (call.alibi_slopes, call.attn_mask, call.sinks, *call[16:18], call.bias_table)
+    tensors += (call.prefix_lens, call.document_ids)
     ctx.save_for_backward(*call[:3], *output, *tensors)
     ctx.others, ctx.longest = call[3:11], call[18:20]
     ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
@@ -290,14 +295,14 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     attention_checks.refuse_bounded(ctx.bounded)
     if grad_o is None and grad_lse is None:
         return of_arguments(Forward)
-    *saved, slopes, mask, sinks, ends_q, ends_k, table = ctx.saved_tensors
+    *saved, slopes, mask, sinks, ends_q, ends_k, table, prefixes, ids = ctx.saved_tensors
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     with settings_of(ctx):
         wanted = ctx.needs_input_grad[Forward._fields.index("bias_table")]
-        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest, table, wanted)
+        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest, table, wanted, prefixes, ids)
         dq, dk, dv, dsinks, dbias = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
     gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
     gradients["sinks"] = None if sinks is None else dsinks
@@ -308,7 +313,8 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
     call = Backward(*inputs)
-    ctx.save_for_backward(*call[:5], *call[15:20], call.bias_table)
+    spans = (call.prefix_lens, call.document_ids)
+    ctx.save_for_backward(*call[:5], *call[15:20], call.bias_table, *spans)
     nothing_kept: Any = dict.fromkeys(("q", "k", "v", "o", "lse", "grad_o", "grad_lse"))
     ctx.call = call._replace(**nothing_kept)
     ctx.set_materialize_grads(False)
@@ -316,9 +322,10 @@ def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
 
 def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the backward op's arguments, by the reference."""
-    grad_o, grad_lse, q, k, v, slopes, mask, sinks, *ends, table = ctx.saved_tensors
+    grad_o, grad_lse, q, k, v, slopes, mask, sinks, *ends, table, prefixes, ids = ctx.saved_tensors
     notice_reference("attention", q)
-    values = dict(zip(CU_SEQLENS, ends, strict=True), alibi_slopes=slopes, attn_mask=mask)
+    values = dict(zip((*CU_SEQLENS, *SPANNED), (*ends, prefixes, ids), strict=True))
+    values |= {"alibi_slopes": slopes, "attn_mask": mask}
     call = ctx.call._replace(sinks=None, bias_table=None, **values)
 
     def formula(q: Any, k: Any, v: Any, sinks: Any, table: Any) -> Tensors:
@@ -374,8 +381,9 @@ def attention(
         checks.check_layout(name, x)
         checks.check_dims(name, x)
     scale, causal, top_left, device_type = options
-    window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
     values = dict(asked.tensors)
+    attention_checks.check_spans(values, (q.shape[2], k.shape[2]), window, causal)
+    window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
     if "attn_mask" in values:
         shape = (*q.shape[:3], k.shape[2])
         values["attn_mask"] = attention_checks.expanded_mask(values["attn_mask"], shape)
@@ -384,6 +392,6 @@ def attention(
         o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
     else:
         *tensors, table = map(values.get, _VALUES[1:])
-        bent = (*window, softcap, *tensors, *last, *UNPACKED, table)
-        o, lse = FORWARD_OP(*first, deterministic, *bent)
+        others = (*UNPACKED, table, *map(values.get, SPANNED))
+        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last, *others)
     return (o, lse) if return_lse else o

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...core.modifications import SPANNED
 from ...core.problem import bucket_seqlen
 from ...operations.attention.modified import CU_SEQLENS, Modifiers
 from ...serving import dispatch
@@ -225,7 +226,8 @@ def _arguments_of(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Score modifications as the ops of the references take them, and what follows, both with the tensors of a call."""
     bent = map(named.get, ("alibi_slopes", "attn_mask", "sinks"))
-    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens, named.get("bias_table"))
+    last = (named.get("bias_table"), *map(named.get, SPANNED))
+    packed = (*map(named.get, CU_SEQLENS), *modifiers.max_seqlens, *last)
     return (*modifiers.window_size, modifiers.softcap, *bent), packed
 
 

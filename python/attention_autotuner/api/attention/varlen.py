@@ -19,6 +19,8 @@ PADDED = "packed sequences say their lengths by cu_seqlens_q and cu_seqlens_k"
 OTHERS = {
     **options.ATTENTION,
     "attn_mask": Off(hint="packed sequences take no mask of every pair"),
+    "document_ids": Off(hint="packed sequences are documents"),
+    "prefix_lens": Off(hint="sequences of one batch take them, in flash_attn_func"),
     "seqlens_k": Off(hint=PADDED),
     "starts_k": Off(hint=PADDED),
 }

@@ -13,7 +13,7 @@ from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
-from ..shared.workspace import ROW_VALUES, SUM_BYTES
+from ..shared.workspace import ROW_VALUES, SUM_BYTES, span_bytes
 from .knobs import knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, section_heads, shapes
 
@@ -145,6 +145,8 @@ def _auxiliary(
     rows = batch * problem.heads_q * rows_q
     sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
     moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + sums]
+    if problem.spanned:
+        moved.append(span_bytes(problem))
     if splits > 1:
         rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
         once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)

@@ -27,6 +27,7 @@ from ..shared.workspace import (
     count_head_splits,
     lse_delta_bytes,
     shared_gradient_bytes,
+    span_bytes,
 )
 from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
@@ -267,6 +268,6 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
             for shape in shapes(candidate)
         )
         listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
-    used = lse_delta_bytes(problem) + sums + partial + listed
+    used = lse_delta_bytes(problem) + sums + partial + listed + span_bytes(problem)
     of_bias = bias_sums_bytes(problem)
     return -(-used // 16) * 16 + of_bias if of_bias else used

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.candidate import Candidate
+from ...core.modifications import SPANS
 from ..shared.passes import Pass
 from ..shared.rules import Rule, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment
@@ -112,6 +113,14 @@ def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
     return "tiles of packed sequences differ too much for a fixed share of each CTA, got persistent=True"
 
 
+def _spans_add_in_no_order(s: BackwardPassSm90Shape) -> str | None:
+    if s.share is None or s.share.dq_add != "ordered" or SPANS not in s.candidate.modifications:
+        return None
+    return (
+        "CTAs would wait for ever where ids of documents decrease, which nobody looks at on a GPU"
+    )
+
+
 BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "tma_needs_alignment": tma_needs_alignment,
     "warpgroups_range": _warpgroups_range,
@@ -128,6 +137,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "dq_end_needs_bulk": _dq_end_needs_bulk,
+    "spans_add_in_no_order": _spans_add_in_no_order,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }
 

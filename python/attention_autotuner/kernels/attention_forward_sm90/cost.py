@@ -92,7 +92,7 @@ def predict(
     mma_clk, exposed_clk = step_clks(shape, spec, fit, modified)
     rows_of_mask = knobs.block_m if shape.masked else 0
     counts = knobs.schedule == "dynamic" or problem.packed  # by a launch of its own
-    start_us = fit.attention_sm90_counter_us if counts else 0.0
+    start_us = fit.attention_sm90_counter_us * (counts + problem.spanned)  # and by one for spans
     if partial := sum(split_bytes(problem, candidate.padded_dim_v, knobs)):
         # Written and read again, and a second kernel that starts while the first one ends.
         start_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)

@@ -12,7 +12,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
 from ..shared.split_kv import split_bytes
-from ..shared.workspace import layout_bytes, list_bytes
+from ..shared.workspace import layout_bytes, list_bytes, span_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of
 
 BARRIER_BYTES = 512
@@ -108,4 +108,5 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     counter = [COUNTER_BYTES] if knobs_of(candidate).schedule == "dynamic" else []
     knobs = knobs_of(candidate)
     listed = list_bytes(problem, knobs.block_m, by_queries=True)
-    return layout_bytes([*counter, *split_bytes(problem, candidate.padded_dim_v, knobs), *listed])
+    split = split_bytes(problem, candidate.padded_dim_v, knobs)
+    return layout_bytes([*counter, *split, *listed, span_bytes(problem)])

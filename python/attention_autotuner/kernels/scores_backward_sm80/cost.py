@@ -17,7 +17,7 @@ from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
-from ..shared.workspace import SUM_BYTES
+from ..shared.workspace import SUM_BYTES, span_bytes
 from . import resources
 from .knobs import knobs_of
 from .resources import LSE_DELTA_BYTES, KeyShape, PassShape, RowShape
@@ -48,12 +48,12 @@ def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[
     # O, its gradient, the LSE and its gradient; out come LSE and delta. Retnet reads r alone.
     read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
     preprocess = rows * (read + 2 * LSE_DELTA_BYTES)
-    reductions: tuple[int, ...] = ()
+    reductions: tuple[int, ...] = (span_bytes(problem),) if problem.spanned else ()
     if shares > 1:
         rows_k = batch * problem.heads_kv * of_keys
         once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
         # Written, read, and added up.
-        reductions = (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)
+        reductions += (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)
     if not one_pass:
         return preprocess, *reductions
     return preprocess + sums, *reductions, sums + rows * problem.dim_qk * ELEMENT_BYTES

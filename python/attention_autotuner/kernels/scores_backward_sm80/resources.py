@@ -22,6 +22,7 @@ from ..shared.workspace import (
     count_head_splits,
     lse_delta_bytes,
     shared_gradient_bytes,
+    span_bytes,
 )
 from .knobs import KeyPass, RowPass, knobs_of
 
@@ -241,7 +242,7 @@ def shares_of_group(problem: Problem, candidate: Candidate) -> int:
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of LSE and delta, sums of dQ, partial dK and dV, and sums for a bias table."""
+    """Bytes of LSE and delta, sums of dQ, partial dK and dV, sums for a bias table, and spans."""
     sums = 0
     for shape in shapes(candidate):
         if isinstance(shape, KeyShape) and shape.one_pass:
@@ -252,4 +253,4 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
             heads = problem.extents[0] * problem.heads_q
             sums = SUM_BYTES * heads * blocks * block * problem.padded_dim_qk
     shared = shared_gradient_bytes(problem, shares_of_group(problem, candidate))
-    return lse_delta_bytes(problem) + sums + shared + bias_sums_bytes(problem)
+    return lse_delta_bytes(problem) + sums + shared + bias_sums_bytes(problem) + span_bytes(problem)

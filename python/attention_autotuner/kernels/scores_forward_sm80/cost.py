@@ -16,6 +16,7 @@ from ..shared.schedule import tiles_of
 from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
 from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
+from ..shared.workspace import span_bytes
 from . import resources as forward_resources
 from .knobs import knobs_of
 
@@ -98,9 +99,10 @@ def predict(
     if forward_resources.keys_stream(problem):
         fit = replace(fit, load_latency_clk=fit.load_latency_clk + fit.stream_latency_clk)
     rows = predict_kernel(work, spec, usages[0], fit)
-    if partial := sum(split_bytes(problem, candidate.padded_dim_v, knobs)):
-        combining = AuxiliaryWork(kernels=1, us=l2_us(2 * partial, spec))  # written and read
-        return in_sequence([rows], combining, spec)
+    partial = sum(split_bytes(problem, candidate.padded_dim_v, knobs))
+    if kernels := bool(partial) + problem.spanned:  # what combines, and what finds spans
+        moved = 2 * partial + span_bytes(problem)  # partial results are written and read
+        return in_sequence([rows], AuxiliaryWork(kernels=kernels, us=l2_us(moved, spec)), spec)
     if knobs.states is None or knobs.chunk is None or not problem.decodes:
         return rows
     work_of_states = ChunkPassWork(

@@ -11,7 +11,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.split_kv import queries_are_few, split_bytes
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import layout_bytes, states_bytes
+from ..shared.workspace import layout_bytes, span_bytes, states_bytes
 from .knobs import knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
@@ -101,8 +101,9 @@ def workspace_bytes(problem: Problem, candidate: Candidate, *, final_state: bool
         final_state: whether it is wanted.
     """
     knobs, chunk = knobs_of(candidate), knobs_of(candidate).chunk
-    if knobs.split_kv:
-        return layout_bytes(split_bytes(problem, candidate.padded_dim_v, knobs))
+    if knobs.split_kv or problem.spanned:
+        split = split_bytes(problem, candidate.padded_dim_v, knobs)
+        return layout_bytes([*split, span_bytes(problem)])
     if not final_state or chunk is None:
         return 0
     cut = SuperChunks.of(problem.seqlen_q, chunk, SUPER_CHUNK, ENOUGH_PIECES)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 from functools import lru_cache
 
+from ...core import spans
 from ...core.problem import NO_WINDOW, Problem
 
 EXACT_TILES = 2048  # tiles that a greedy raster list simulates one by one
@@ -27,7 +28,7 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
     """Tiles of the other side that each block of a problem's queries, or of its keys, visits, in the list's order.
 
     Args:
-        problem: gives the lengths, the causal mask and the window.
+        problem: gives the lengths, the causal mask and the window; those of documents and of a prefix are typical ones.
         block: queries of a block, or keys.
         step: keys of a tile, or queries of one head.
         by_queries: which of the two.
@@ -36,6 +37,8 @@ def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tu
         One count per block, of packed sequences one after the other; the longest first when causal. A block of queries
         that see no key, or of keys that no query sees, counts 0.
     """
+    if problem.spanned:
+        return _tiles_in_spans(problem, block, step, by_queries)
     counts: tuple[int, ...] = ()
     for rows, keys in problem.lengths:
         counts += _tiles_of_sequence(problem, rows, keys, block, step, by_queries)
@@ -70,6 +73,20 @@ def _tiles_in_window(
         last = min(start + block, length) - 1
         begin = max(start + offset - left, 0)
         end = min(last + offset + right + 1, other)
+        counts.append(-(-end // step) - begin // step if begin < end else 0)
+    return tuple(reversed(counts)) if by_queries and problem.causal else tuple(counts)
+
+
+def _tiles_in_spans(problem: Problem, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
+    ends, length = (
+        spans.document_ends(problem),
+        problem.seqlen_q if by_queries else problem.seqlen_k,
+    )
+    span_of = spans.span_of_query if by_queries else spans.span_of_key
+    counts = []
+    for start in range(0, length, block):
+        last = min(start + block, length) - 1
+        begin, end = span_of(problem, start, ends)[0], span_of(problem, last, ends)[1]
         counts.append(-(-end // step) - begin // step if begin < end else 0)
     return tuple(reversed(counts)) if by_queries and problem.causal else tuple(counts)
 

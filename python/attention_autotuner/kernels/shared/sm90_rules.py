@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ...core.modifications import MODIFICATIONS as ALL
+from ...core.modifications import SPANS
 from .sm90_tiles import Sm90Shape
 
-MODIFICATIONS = frozenset(ALL) - {"attn_mask"}
+MODIFICATIONS = frozenset((*ALL, SPANS)) - {"attn_mask"}
 """Score modifications that attention's kernels can be compiled with."""
 LACKS_MASKS = (
     "scores stand in registers in the order of WGMMA, in which a tensor of masks would be read word by word: family "

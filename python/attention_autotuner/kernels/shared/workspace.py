@@ -17,6 +17,7 @@ WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
 LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
 LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
+SPAN_BYTES = 8  # of common/spans.cuh
 LISTED_BYTES, COUNT_BYTES = 32, 4  # of sm90/sequence_list.cuh
 
 BIAS_TILE, BIAS_SUMS, BIAS_CTAS = 128, 258, 1024  # of common/bias_gradient.cuh
@@ -110,6 +111,14 @@ def bias_sums_bytes(problem: Problem) -> int:
     near, heads = min(reach, blocks_k) + min(reach, blocks_q) + 1, problem.heads_q
     of_near, of_far = (min(blocks, -(-BIAS_CTAS // (heads * count))) for count in (near, 1))
     return SUM_BYTES * BIAS_SUMS * heads * (near * of_near + 2 * of_far)
+
+
+def span_bytes(problem: Problem) -> int:
+    """Bytes of the spans of all queries and, of a backward, of all keys; none without documents or a prefix."""
+    if not problem.spanned:
+        return 0
+    keys = problem.seqlen_k if problem.direction == "backward" else 0
+    return SPAN_BYTES * problem.batch * (problem.seqlen_q + keys)
 
 
 def shared_gradient_bytes(problem: Problem, splits: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...core.modifications import VALUED
+from ...core.modifications import SPANNED, VALUED
 from ...core.problem import NO_WINDOW, CausalAlignment
 from ..shared.blocks import full_precision, summing_dtype, zeros
 from .reference import Bounds, key_range
@@ -38,6 +38,8 @@ class Modifiers:
         bias_table: fp32 ``[heads_q, 2 D + 1]``: the entry at ``clamp(j - i - (seqlen_k - seqlen_q), -D, D) + D`` is
             added, again with that end.
         attn_mask: ``[batch, heads_q, seqlen_q, seqlen_k]``, boolean, True where a pair takes part, or what is added.
+        prefix_lens: int32 ``[batch]``: row i sees key j, too, where ``j < prefix_lens[b]``, as far as windows allow.
+        document_ids: int32 ``[batch, seqlen]``: row i sees key j only where their ids are equal.
         sinks: fp32 ``[heads_q]``, logits that join the denominator and LSE; they are not scaled, capped or masked.
         cu_seqlens_q: where packed sequences end, int32 ``[sequences + 1]`` from 0; None where batch entries are
             sequences. Packed, there is one batch entry, ``alibi_slopes`` may be ``[sequences, heads_q]``, and rows
@@ -51,6 +53,8 @@ class Modifiers:
     alibi_slopes: torch.Tensor | None = None
     bias_table: torch.Tensor | None = None
     attn_mask: torch.Tensor | None = None
+    prefix_lens: torch.Tensor | None = None
+    document_ids: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
@@ -306,10 +310,17 @@ class _Head:
     def _hidden(self, s: torch.Tensor) -> torch.Tensor:
         """The pairs that take no part: ``[1 or group, seqlen_q, keys]``."""
         past = self._past(s, s.shape[1] if self._top_left else self._end)
-        left, right = self._modifiers.window_size
+        (left, right), prefixes, ids = (
+            getattr(self._modifiers, x) for x in ("window_size", *SPANNED)
+        )
+        keys = self._begin + torch.arange(s.shape[2], device=s.device)
         hidden = torch.zeros_like(past, dtype=torch.bool)
         if self._causal:
             hidden = past > 0
+        if prefixes is not None:
+            hidden = hidden & (keys >= prefixes[self._b])
+        if ids is not None:
+            hidden = hidden | (ids[self._b, :, None] != ids[self._b, keys])
         if left >= 0:
             hidden = hidden | (past < -left)
         if right >= 0:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...core.modifications import VALUED
+from ...core import spans
+from ...core.modifications import DOCUMENT_IDS, PREFIX_LENS, VALUED
 from ...core.problem import Problem
 from ..shared import binding
 from ..shared.binding import Binding, Normal, Reference
@@ -45,7 +46,7 @@ def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) ->
         problem: what is computed.
         inputs: tensors.
         seed: of the values.
-        ragged: packed sequences have some lengths of 0 and 1, not typical ones.
+        ragged: packed sequences, documents and prefixes have some lengths of 0 and 1, not typical ones.
     """
     normal = Normal(problem, seed + 1, inputs.q.device)
     heads, tensors, scalars = problem.heads_q, dict(inputs.tensors), dict(inputs.scalars)
@@ -67,6 +68,16 @@ def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) ->
         tensors["attn_mask"] = mask.expand(problem.batch, heads, -1, -1)
     if "sinks" in problem.modifications:
         tensors["sinks"] = SINKS_SPREAD * normal.floats(heads)
+    if DOCUMENT_IDS in problem.modifications:
+        tensors[DOCUMENT_IDS] = _document_ids(problem, seed, ragged=ragged).to(inputs.q.device)
+    if PREFIX_LENS in problem.modifications:
+        # In turn: ordinary, of odd length, none, all keys, one, and beyond both ends.
+        lens = [spans.prefix_of(problem)] * problem.batch
+        if ragged:
+            most = problem.seqlen_k
+            various = (most // 3 | 1, 0, most, 1, most + 7, -3)
+            lens = [various[(b + seed) % len(various)] for b in range(problem.batch)]
+        tensors[PREFIX_LENS] = torch.tensor(lens, dtype=torch.int32, device=inputs.q.device)
     if problem.packed:
         for name, x, lengths in zip(
             CU_SEQLENS, (inputs.q, inputs.k), _lengths(problem, ragged=ragged), strict=True
@@ -76,6 +87,20 @@ def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) ->
             tensors[name] = ends.to(x.device)
     made = Inputs(tensors=tensors, scalars=scalars)
     return replace(made, scalars={**scalars, **modifiers_of(problem, made).scalars})
+
+
+def _document_ids(problem: Problem, seed: int, *, ragged: bool) -> torch.Tensor:
+    """Ids of documents: of typical lengths, or negative ones too, of lengths from 1 on, and of one document alone."""
+    batch, rows = problem.batch, problem.seqlen_q
+    if not ragged:
+        starts = torch.zeros(rows, dtype=torch.int32)
+        starts[spans.document_ends(problem)[1:-1]] = 1
+        return starts.cumsum(0, dtype=torch.int32).repeat(batch, 1)
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(0, 3, (batch, rows), generator=generator)
+    often = torch.tensor([0.02, 0.2, 0.0])[(torch.arange(batch) + seed) % 3]
+    steps = steps * (torch.rand(batch, rows, generator=generator) < often[:, None])
+    return (steps.cumsum(1) - 3).int()
 
 
 def _lengths(problem: Problem, *, ragged: bool) -> tuple[list[int], list[int]]:
@@ -154,17 +179,17 @@ class ModifiedBackward(AttentionBackward):
 
 
 class RaggedForward(ModifiedForward):
-    """The same of packed sequences, some of length 0 and 1."""
+    """The same of packed sequences, documents or prefixes, some of length 0 and 1."""
 
     ragged = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.note = ", with sequences of length 0 and 1"
+    def __init__(self, *, bounded: bool = False) -> None:
+        super().__init__(bounded=bounded)
+        self.note += ", with sequences of length 0 and 1"
 
 
 class RaggedBackward(ModifiedBackward):
-    """The same of packed sequences, some of length 0 and 1."""
+    """The same of packed sequences, documents or prefixes, some of length 0 and 1."""
 
     ragged = True
 
@@ -176,9 +201,10 @@ class RaggedBackward(ModifiedBackward):
 def ways(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call the kernels of a problem with modifications, the one that is timed first."""
     if problem.direction == "backward":
-        ragged = RaggedBackward() if problem.packed else ModifiedBackward(lse_gradient=True)
-        return (ModifiedBackward(), ragged)
-    if problem.packed:
-        return (ModifiedForward(), RaggedForward())
+        uneven = problem.packed or problem.spanned
+        other = RaggedBackward() if uneven else ModifiedBackward(lse_gradient=True)
+        return (ModifiedBackward(), other)
+    if problem.packed or problem.spanned:
+        return (ModifiedForward(), RaggedForward(bounded=problem.key_bounds))
     bounded = (ModifiedForward(bounded=True),) if problem.key_bounds else ()
     return (ModifiedForward(), *bounded)

@@ -66,7 +66,8 @@ class Bands:
         noun = SEEN[name]
         if name == "dbias_table":
             return cls(heads=0)
-        if noun is None or problem.packed:  # whose lengths a problem does not say
+        # Packed sequences, documents and prefixes have lengths that a problem does not say.
+        if noun is None or problem.packed or problem.spanned:
             return cls(heads=ndim - 1 if name in ("dlog2_gamma", "dsinks") else 1)
         heads = 0 if name == "dmask" and ndim == 3 else 1
         counts = keys_seen(problem) if noun == "keys" else queries_that_see(problem)

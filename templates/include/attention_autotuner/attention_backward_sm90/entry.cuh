@@ -59,8 +59,9 @@ struct BackwardPassesSm90<Config, Decomposition::kThreePass> {
 template <typename Config>
 struct AttentionBackwardSm90Entry {
   using Element = typename Config::Element;
-  using Params = BackwardParamsOf<Config>;
-  using Common = BackwardArguments<Params>;
+  using KernelParams = BackwardParamsOf<Config>;
+  using Params = typename AbiParams<KernelParams>::Type;
+  using Common = BackwardArguments<KernelParams>;
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
   using Mods = ScoreModsOf<Config>;
@@ -109,6 +110,12 @@ struct AttentionBackwardSm90Entry {
               }
               return prepare_kernel(preprocess_kernel(), kRowThreads, 0, device, &resident);
             })
+            .then([&] {
+              if constexpr (Mods::kSpanned) {
+                return prepare_kernel(find_spans<Config, true, Params>, kSpanThreads, 0, device, &resident);
+              }
+              return int32_t(ATTENTION_AUTOTUNER_OK);
+            })
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] { return BiasGradient<Config>::prepare(device); })
             .then([&] {
@@ -132,7 +139,7 @@ struct AttentionBackwardSm90Entry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles = 0, dq_slots = 0;  // heads that have sums at a time
-    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bias_sums, bytes;
+    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bias_sums, spans, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -169,6 +176,8 @@ struct AttentionBackwardSm90Entry {
         listed = (bytes + 15) / 16 * 16;
         bytes = listed + (most + 1) * int64_t(sizeof(ListedBlock));  // and how many there are
       }
+      spans = bytes;
+      if constexpr (Mods::kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
       bias_sums = (bytes + 15) / 16 * 16;
       if (int64_t const wanted = BiasGradient<Config>::workspace_bytes(p)) bytes = bias_sums + wanted;
     }
@@ -205,7 +214,7 @@ struct AttentionBackwardSm90Entry {
   }
 
   template <typename T>
-  static bool describe(softmax_backward::BackwardPassSm90Arguments<Params>& a, Params const& p) {
+  static bool describe(softmax_backward::BackwardPassSm90Arguments<KernelParams>& a, Params const& p) {
     int const queries = T::kByQueries ? T::kBlockRows : T::kBlockColumns;
     int const keys = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
     auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
@@ -263,7 +272,7 @@ struct AttentionBackwardSm90Entry {
   static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
                              [[maybe_unused]] int64_t dq_slots, cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
-    softmax_backward::BackwardPassSm90Arguments<Params> arguments;
+    softmax_backward::BackwardPassSm90Arguments<KernelParams> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
     if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
@@ -294,7 +303,14 @@ struct AttentionBackwardSm90Entry {
   static Common arguments_of(Params const& p, void* workspace) {
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    return {with_window(p),
+    auto const params_of_kernels = [&]() -> KernelParams {
+      if constexpr (Mods::kSpanned) {
+        return with_spans(with_window(p), reinterpret_cast<int2*>(at(places.spans)));
+      } else {
+        return with_window(p);
+      }
+    };
+    return {params_of_kernels(),
             score_scale(p) * (kScoreMod == ScoreMod::kSoftmax ? kLog2E : 1.0f),
             at(0),
             at(places.shift),
@@ -323,6 +339,11 @@ struct AttentionBackwardSm90Entry {
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
     int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if constexpr (Mods::kSpanned) {
+      auto* const spans = reinterpret_cast<int2*>(at(places.spans));
+      cudaError_t const error = launch_spans<Config, true>(with_window(p), spans, stream);
+      if (error != cudaSuccess) return cuda_status(error);
+    }
     constexpr auto preprocess = preprocess_kernel();
     preprocess<<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
     return Steps()

@@ -61,7 +61,7 @@ struct Distances<T, true> {
     int const corner = kSign * (consumer.first_row() - column) + diagonal;
     int const least = corner - (T::kByQueries ? kColumns : kRows), most = corner + (T::kByQueries ? kRows : kColumns);
     // Where no query sees what is beyond its diagonal, the sign of distances there does not matter.
-    bool const before = least >= 0 || p.causal_offset + arguments.window_right <= diagonal;
+    bool const before = least >= 0 || (!T::kSpanned && p.causal_offset + arguments.window_right <= diagonal);
     crosses = !before && most > 0;
     signed_slope = before || crosses ? slope : -slope;
 #pragma unroll

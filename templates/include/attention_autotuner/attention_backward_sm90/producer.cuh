@@ -11,6 +11,7 @@
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/spans.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/sequence_list.cuh"
@@ -69,12 +70,20 @@ struct SequenceParams {
   int seqlen_q, seqlen_k, causal, causal_offset, window_left, window_right, heads_q;
 };
 // What a pass knows of the sequence of its tile: a part of its stages, and nothing of theirs without packing.
-template <bool kPacked>
+template <bool kPacked, bool kSpanned>
 struct SequenceOfTile {};
 template <>
-struct SequenceOfTile<true> {
+struct SequenceOfTile<true, false> {
   ListedBlock sequence;
   BackwardArguments<SequenceParams> shown;
+};
+// And of the batch entry, where it has spans.
+struct EntryParams : SequenceParams {
+  int2 const *row_spans, *key_spans;
+};
+template <>
+struct SequenceOfTile<false, true> {
+  BackwardArguments<EntryParams> shown;
 };
 
 template <bool kRecycled>
@@ -119,7 +128,7 @@ struct OutputTiles {
 
 // Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
-struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked>, DqSlots<T::kRecyclesDq> {
+struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots<T::kRecyclesDq> {
   using List = SectionListOf<T::kPacked, T::kRecyclesDq>;
   BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
@@ -137,6 +146,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked>, DqSlots<T::kRecycles
       show_sequence(list.listed.blocks[tile.row_block]);
       row_block = this->sequence.block;
     }
+    if constexpr (T::kSpanned) show_entry(tile.batch);
     auto const& common = this->common();
     batch = tile.batch;
     int const first_row = row_block * T::kBlockRows;
@@ -175,9 +185,20 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked>, DqSlots<T::kRecycles
     shown.shift = all.shift + blocks * kLseDeltaPadding;
     shown.lse_delta_rows = all.lse_delta_rows;
   }
-  // By which a pass tells what it visits: the arguments of the launch, or of the sequence.
+  __device__ __forceinline__ void show_entry(int entry) {
+    auto const& p = arguments.common.params;
+    auto& shown = this->shown;
+    shown.params.row_spans = p.row_spans + int64_t(entry) * p.seqlen_q;
+    shown.params.key_spans = p.key_spans + int64_t(entry) * p.seqlen_k;
+    static_cast<SequenceParams&>(shown.params) = {p.seqlen_q,    p.seqlen_k,     p.causal, p.causal_offset,
+                                                  p.window_left, p.window_right, p.heads_q};
+    shown.base = arguments.common.base;
+    shown.shift = arguments.common.shift;
+    shown.lse_delta_rows = arguments.common.lse_delta_rows;
+  }
+  // By which a pass tells what it visits: the arguments of the launch, or of the sequence or batch entry.
   __device__ __forceinline__ auto const& common() const {
-    if constexpr (T::kPacked) {
+    if constexpr (T::kPacked || T::kSpanned) {
       return this->shown;
     } else {
       return arguments.common;

@@ -156,6 +156,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                 "dq_share_fits_warpgroups");
   static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
   static_assert(!kEndsDq || (kBulkDq && !Mods::kPacked && !kMasked), "dq_end_needs_bulk");
+  static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for

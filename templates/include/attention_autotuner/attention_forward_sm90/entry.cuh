@@ -22,7 +22,8 @@ struct AttentionForwardSm90Entry {
   using Element = typename T::Element;
   using Params = std::conditional_t<
       T::kMasked, attention_autotuner_retnet_forward_params,
-      std::conditional_t<kIsModified<Config>, ModifiedForwardParams<Config>, AttentionForwardParams1003>>;
+      std::conditional_t<kIsModified<Config>, typename AbiParams<ModifiedForwardParams<Config>>::Type,
+                         AttentionForwardParams1003>>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
@@ -41,6 +42,10 @@ struct AttentionForwardSm90Entry {
       auto const list = list_blocks<Config, true, T::kBlockM, T::kBlockN, Params>;
       if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(list, kListThreads, 0, device, &resident);
     }
+    if constexpr (T::kSpanned) {
+      auto const find = find_spans<Config, false, Params>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(find, kSpanThreads, 0, device, &resident);
+    }
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status =
         prepare_kernel(softmax_forward::attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
@@ -56,6 +61,10 @@ struct AttentionForwardSm90Entry {
     if constexpr (T::kPacked) return count_blocks(p.total_q, p.batch, T::kBlockM);
     return divide_up(p.seqlen_q, queries);
   }
+  static int64_t spans_of(Params const& p) {
+    if constexpr (T::kSpanned) return count_spans<false>(p);
+    return 0;
+  }
   static int64_t rows(Params const& p) { return int64_t(p.batch) * p.heads_q * p.seqlen_q; }
   // The splits of a launch: no more than there are tiles of keys. Each has results of all rows.
   static int splits(Params const& p) {
@@ -69,13 +78,15 @@ struct AttentionForwardSm90Entry {
     int* claimed;
     float *partial_output, *partial_lse;
     BlockList listed;
+    int2* spans;
     Workspace(void* base, Params const& p)
         : WorkspaceLayout(base),
           claimed(this->template take<int>(kDynamic, 1)),
           partial_output(this->template take<float>(splits(p) > 1, splits(p) * rows(p) * T::kColumns)),
           partial_lse(this->template take<float>(splits(p) > 1, splits(p) * rows(p))),
           listed{this->template take<ListedBlock>(T::kPacked, row_blocks_of(p, T::kBlockM)),
-                 this->template take<int>(T::kPacked, 1)} {}
+                 this->template take<int>(T::kPacked, 1)},
+          spans(this->template take<int2>(T::kSpanned, spans_of(p))) {}
   };
   static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
 
@@ -256,6 +267,10 @@ struct AttentionForwardSm90Entry {
           launch_list<Config, true, T::kBlockM, T::kBlockN>(with_window(p), buffers.listed, buffers.claimed, stream);
     } else if constexpr (kDynamic) {
       prepared = cudaMemsetAsync(buffers.claimed, 0, sizeof(int), stream);
+    }
+    if constexpr (T::kSpanned) {
+      arguments.row_spans = buffers.spans;
+      if (prepared == cudaSuccess) prepared = launch_spans<Config, false>(with_window(p), buffers.spans, stream);
     }
     if (prepared != cudaSuccess) return cuda_status(prepared);
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);

@@ -146,7 +146,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     if constexpr (T::kKeyBounds) diagonal = range.diagonal - range.begin();
     int const column = key_tile * T::kBlockN;
     // Where no row sees what is beyond its diagonal, the sign of distances there does not matter.
-    bool const before = range.causal_offset(arguments) + arguments.window_right <= diagonal ||
+    bool const before = (!T::kSpanned && range.causal_offset(arguments) + arguments.window_right <= diagonal) ||
                         column + T::kBlockN - 1 <= first_query(tile) + diagonal;
     bool const behind = column >= last_query(tile) + diagonal;
     float distance[2];

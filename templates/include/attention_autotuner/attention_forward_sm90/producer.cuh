@@ -9,6 +9,7 @@
 #include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/spans.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
@@ -24,8 +25,16 @@ struct PackedTotals<true> {
   int total_q;
 };
 
-template <bool kModified, bool kPacked = false, bool kBias = false>
-struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>, PackedTotals<kPacked> {
+// And the spans of rows, by batch entry.
+template <bool kSpanned>
+struct RowSpans {};
+template <>
+struct RowSpans<true> {
+  int2 const* row_spans;
+};
+
+template <bool kModified, bool kPacked = false, bool kBias = false, bool kSpanned = false>
+struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>, PackedTotals<kPacked>, RowSpans<kSpanned> {
   TmaTensor q, k, v, o, mask;
   WorkListOf<kPacked> list;
   PackedRows packed;
@@ -48,7 +57,7 @@ struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>, PackedTota
 };
 
 template <typename T>
-using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked, T::kBias>;
+using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked, T::kBias, T::kSpanned>;
 
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
 template <typename T>
@@ -99,7 +108,8 @@ struct AttentionForwardSm90Stages {
     }
   }
 
-  using Range = std::conditional_t<T::kPacked, ListedBlock, KeyRange<T::kKeyBounds>>;
+  using Bounds = std::conditional_t<T::kSpanned, SpannedRange<T::kKeyBounds>, KeyRange<T::kKeyBounds>>;
+  using Range = std::conditional_t<T::kPacked, ListedBlock, Bounds>;
   __device__ __forceinline__ Range key_range(WorkTile const& tile) const {
     if constexpr (T::kPacked) {
       return arguments.list.listed.blocks[tile.listed];
@@ -111,9 +121,11 @@ struct AttentionForwardSm90Stages {
   }
   // With modifications: the first key that a query sees, which may be behind the last, and the end of those.
   __device__ __forceinline__ int visible_first(Range const& range, int query) const {
+    if constexpr (T::kSpanned) return maximum(range.visible_first(arguments, query), 0);
     return maximum(query + range.causal_offset(arguments) - arguments.window_left, 0);
   }
   __device__ __forceinline__ int visible_end(Range const& range, int query) const {
+    if constexpr (T::kSpanned) return range.visible_end(arguments, query);
     int const length = range.length(arguments);
     return minimum(minimum(query + range.causal_offset(arguments), length) + arguments.window_right + 1, length);
   }

@@ -13,6 +13,7 @@ template <typename Config>
 struct ScoreModsOf {
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kPacked = Modifications::template kHas<Packed>;
+  static constexpr bool kSpanned = Modifications::template kHas<Spans>;
   // With values or windows: packing by itself bends no score.
   static constexpr bool kModified = kBendsScores<Config>;
   static constexpr bool kSoftcap = Modifications::template kHas<Softcap>;

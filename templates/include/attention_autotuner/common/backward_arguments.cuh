@@ -45,11 +45,13 @@ struct BackwardArguments {
   }
   // The first query that sees a key.
   __device__ __forceinline__ int first_query(int key) const {
+    if constexpr (kHasSpans<Params>) return params.key_spans[minimum(key, int(params.seqlen_k) - 1)].x;
     if constexpr (kHasWindow<Params>) return maximum(key - params.causal_offset - params.window_right, 0);
     return params.causal ? maximum(key - params.causal_offset, 0) : 0;
   }
   // Queries that see a key are below this.
   __device__ __forceinline__ int end_of_queries(int key) const {
+    if constexpr (kHasSpans<Params>) return params.key_spans[minimum(key, int(params.seqlen_k) - 1)].y;
     if constexpr (kHasWindow<Params>) {
       int const last = minimum(key - params.causal_offset, params.seqlen_q) + params.window_left;
       return minimum(last + 1, params.seqlen_q);
@@ -66,11 +68,13 @@ struct BackwardArguments {
   }
   // The first key that a query sees.
   __device__ __forceinline__ int first_key(int query) const {
+    if constexpr (kHasSpans<Params>) return params.row_spans[minimum(query, int(params.seqlen_q) - 1)].x;
     if constexpr (kHasWindow<Params>) return maximum(query + params.causal_offset - params.window_left, 0);
     return 0;
   }
   // A query sees keys below this.
   __device__ __forceinline__ int visible_keys(int query) const {
+    if constexpr (kHasSpans<Params>) return params.row_spans[minimum(query, int(params.seqlen_q) - 1)].y;
     if constexpr (kHasWindow<Params>) {
       int const end = minimum(query + params.causal_offset, params.seqlen_k) + params.window_right + 1;
       return minimum(end, params.seqlen_k);

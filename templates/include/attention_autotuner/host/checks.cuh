@@ -69,6 +69,11 @@ inline bool has_values(Params const& p) {
   if constexpr (Mods::template kHas<Sinks>) {
     if (p.sinks == nullptr) return false;
   }
+  if constexpr (Mods::template kHas<Spans>) {
+    if (p.document_ids == nullptr && p.prefix_lens == nullptr) return false;
+    if (p.document_ids != nullptr && p.seqlen_q != p.seqlen_k) return false;
+    if (p.prefix_lens != nullptr && !p.causal) return false;
+  }
   if constexpr (Mods::template kHas<Packed>) {
     if (p.cu_seqlens_q == nullptr || p.cu_seqlens_k == nullptr) return false;
     if (p.total_q < 1 || p.total_q > kMaxRows || p.total_k < 1 || p.total_k > kMaxRows) return false;

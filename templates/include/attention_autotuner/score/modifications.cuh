@@ -54,6 +54,13 @@ struct Packed : PlainModification {
   __device__ __forceinline__ Packed(Params const&, int, int) {}
 };
 
+// The keys that a row sees are a span, by documents or a prefix, too, which a kernel before has found: see
+// common/spans.cuh.
+struct Spans : PlainModification {
+  template <typename Params>
+  __device__ __forceinline__ Spans(Params const&, int, int) {}
+};
+
 // c tanh(score / c)
 struct Softcap {
   static constexpr bool kHasDerivative = true;
@@ -189,7 +196,9 @@ inline constexpr bool kIsModified = ModificationsOf<Config>::Type::kAny;
 
 template <typename Config>
 inline constexpr bool kIsPacked = ModificationsOf<Config>::Type::template kHas<Packed>;
-// Whether there is any other modification than that.
+template <typename Config>
+inline constexpr bool kIsSpanned = ModificationsOf<Config>::Type::template kHas<Spans>;
+// Whether there is any other modification than packing.
 template <typename Config>
 inline constexpr bool kBendsScores = ModificationsOf<Config>::Type::kCount > int(kIsPacked<Config>);
 
@@ -207,6 +216,11 @@ template <typename Params, typename = void>
 inline constexpr bool kTakesBias = false;
 template <typename Params>
 inline constexpr bool kTakesBias<Params, std::void_t<decltype(Params::bias_table)>> = true;
+// And whether they have spans, of the batch entry that a kernel works on.
+template <typename Params, typename = void>
+inline constexpr bool kHasSpans = false;
+template <typename Params>
+inline constexpr bool kHasSpans<Params, std::void_t<decltype(Params::key_spans)>> = true;
 
 inline constexpr int kUnbounded = (1 << 30) - 2;  // sums with rows and offsets stay within 32 bits
 

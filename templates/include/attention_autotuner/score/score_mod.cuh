@@ -14,8 +14,8 @@ enum class ScoreMod {
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
-// Attention's params as far as ABI 1002, 1003, 1004 and 1005 have them: kernels that read no later field take these, so
-// that the later ones change no machine code of theirs.
+// Attention's params as far as ABI 1002 to 1005 have them: kernels that read no later field take these, so that
+// the later ones change no machine code of theirs.
 struct AttentionForwardParams1002 {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -143,6 +143,21 @@ static_assert(sizeof(AttentionForwardParams1005) ==
                       offsetof(attention_autotuner_attention_backward_params, causal_from_end),
               "1005 is a prefix of the present params");
 
+// Params of kernels that are compiled for spans, with those that a kernel before them has found: see common/spans.cuh.
+template <typename Abi>
+struct SpannedParams : Abi {
+  int2 const *row_spans, *key_spans;
+};
+// What an artifact is launched with, whose kernels take such params.
+template <typename Params>
+struct AbiParams {
+  using Type = Params;
+};
+template <typename Abi>
+struct AbiParams<SpannedParams<Abi>> {
+  using Type = Abi;
+};
+
 // The arguments of a direction's kernels.
 template <ScoreMod kScoreMod>
 struct ScoreModParams {
@@ -155,15 +170,18 @@ struct ScoreModParams<ScoreMod::kSoftmax> {
   using Backward = AttentionBackwardParams1002;
 };
 
-// The same of a config that is compiled with modifications, or for packed sequences.
+// The same of a config that is compiled with modifications, for packed sequences, or for spans.
 template <typename Config>
-using ModifiedForwardParams =
+using ModifiedForwardParams = std::conditional_t<
+    kIsSpanned<Config>, SpannedParams<attention_autotuner_attention_forward_params>,
     std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_forward_params,
-                       std::conditional_t<kIsPacked<Config>, AttentionForwardParams1005, AttentionForwardParams1004>>;
+                       std::conditional_t<kIsPacked<Config>, AttentionForwardParams1005, AttentionForwardParams1004>>>;
 template <typename Config>
 using ModifiedBackwardParams =
-    std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_backward_params,
-                       std::conditional_t<kIsPacked<Config>, AttentionBackwardParams1005, AttentionBackwardParams1004>>;
+    std::conditional_t<kIsSpanned<Config>, SpannedParams<attention_autotuner_attention_backward_params>,
+                       std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_backward_params,
+                                          std::conditional_t<kIsPacked<Config>, AttentionBackwardParams1005,
+                                                             AttentionBackwardParams1004>>>;
 template <typename Config>
 using BackwardParamsOf = std::conditional_t<kIsModified<Config>, ModifiedBackwardParams<Config>,
                                             typename ScoreModParams<Config::kScoreMod>::Backward>;

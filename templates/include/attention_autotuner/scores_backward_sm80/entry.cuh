@@ -9,6 +9,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/sink_gradient.cuh"
+#include "attention_autotuner/common/spans.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
@@ -31,11 +32,13 @@ inline float score_factor(AttentionParams const& p) {
 template <typename Config>
 struct BackwardEntry {
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  using Params = BackwardParamsOf<Config>;
-  using Arguments = BackwardArguments<Params>;
+  using KernelParams = BackwardParamsOf<Config>;
+  using Params = typename AbiParams<KernelParams>::Type;
+  using Arguments = BackwardArguments<KernelParams>;
   static constexpr bool kOnePass = Config::kPlan == Plan::kOnePass;
   static constexpr bool kHasKeys = Config::kPlan != Plan::kThreeKernels;
   static constexpr bool kPacked = kIsPacked<Config>;
+  static constexpr bool kSpanned = kIsSpanned<Config>;
   static constexpr bool kHasSinks = ModificationsOf<Config>::Type::template kHas<Sinks>;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -92,6 +95,10 @@ struct BackwardEntry {
       }
     }
     if (status == ATTENTION_AUTOTUNER_OK) status = BiasGradient<Config>::prepare(device);
+    if constexpr (kSpanned) {
+      auto const find = find_spans<Config, true, Params>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(find, kSpanThreads, 0, device, &resident);
+    }
     if constexpr (kOnePass) {
       if (status == ATTENTION_AUTOTUNER_OK) {
         status = prepare_kernel(backward_convert_dq<Config>, kRowThreads, 0, device, &resident);
@@ -104,7 +111,7 @@ struct BackwardEntry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles;
-    int64_t shift, dq_sum, dk_partial, dv_partial, bias_sums, bytes;
+    int64_t shift, dq_sum, dk_partial, dv_partial, bias_sums, spans, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -129,6 +136,8 @@ struct BackwardEntry {
         dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
         bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
       }
+      spans = bytes;
+      if constexpr (kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
       bias_sums = bytes;
       bytes += BiasGradient<Config>::workspace_bytes(p);
     }
@@ -195,7 +204,14 @@ struct BackwardEntry {
   static Arguments arguments_of(Params const& p, void* workspace) {
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    return {with_window(p),
+    auto const params_of_kernels = [&]() -> KernelParams {
+      if constexpr (kSpanned) {
+        return with_spans(with_window(p), reinterpret_cast<int2*>(at(places.spans)));
+      } else {
+        return with_window(p);
+      }
+    };
+    return {params_of_kernels(),
             score_factor(p),
             at(0),
             at(places.shift),
@@ -219,6 +235,11 @@ struct BackwardEntry {
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
     int64_t const preprocess_grid = heads * divide_up(arguments.lse_delta_rows, kPreprocessRows);
     if (preprocess_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if constexpr (kSpanned) {
+      int2* const spans = const_cast<int2*>(arguments.params.row_spans);
+      status = cuda_status(launch_spans<Config, true>(with_window(p), spans, stream));
+      if (status != ATTENTION_AUTOTUNER_OK) return status;
+    }
     backward_preprocess<Config>
         <<<int(preprocess_grid), kRowThreads, 0, stream>>>(arguments, (places.dk_partial - places.dq_sum) / 16);
     status = cuda_status(cudaGetLastError());

@@ -13,7 +13,8 @@
 
 namespace attention_autotuner {
 
-// Calls work(arguments, tile) for a tile of the list; of packed sequences, with arguments that show its sequence.
+// Calls work(arguments, tile) for a tile of the list; of packed sequences, with arguments that show its sequence, and
+// with spans, those of its batch entry.
 template <typename T, typename Arguments, typename Work>
 __device__ __forceinline__ void of_sequence(Arguments const& arguments, TileCoordinates tile, Work&& work) {
   if constexpr (T::kPacked) {
@@ -30,6 +31,11 @@ __device__ __forceinline__ void of_sequence(Arguments const& arguments, TileCoor
     }
     tile.batch = 0;
     tile.row_block = at.block;
+    work(shown, tile);
+  } else if constexpr (T::kSpanned) {
+    Arguments shown = arguments;
+    shown.params.row_spans += int64_t(tile.batch) * shown.params.seqlen_q;
+    shown.params.key_spans += int64_t(tile.batch) * shown.params.seqlen_k;
     work(shown, tile);
   } else {
     work(arguments, tile);

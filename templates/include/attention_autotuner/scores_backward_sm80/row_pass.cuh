@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     if (warp.range.tiles() > 0) warp.load_first();
     warp.run();
   };
-  if constexpr (Traits::kPacked) {
+  if constexpr (Traits::kPacked || Traits::kSpanned) {
     auto const listed = tile_coordinates<Traits::kLongestFirst, Traits::kSlices, kBatchFirst>(block_index(), list);
     of_sequence<Traits>(arguments, listed, [&](auto const& shown, TileCoordinates const& tile) {
       RowPassWarp<Traits, Shared> warp(shown, list, tile, shared_address(smem_bytes));

@@ -23,6 +23,7 @@ struct BackwardDims {
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kModified = kIsModified<Config>;
   static constexpr bool kPacked = kIsPacked<Config>;
+  static constexpr bool kSpanned = kIsSpanned<Config>;
   static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kPaddedDimV = Config::kPaddedDimV;
   static constexpr int kCopyBytes = Config::kCopyBytes;

@@ -25,7 +25,7 @@ inline float score_factor(AttentionParams const& p) {
 template <typename Config>
 struct ForwardEntry {
   using T = ForwardTraits<Config>;
-  using Params = typename T::Params;
+  using Params = typename AbiParams<typename T::Params>::Type;
   // Resident CTAs of the whole device, set by prepare(); 0 before.
   static inline std::atomic<int> slots[kMaxDevices];
 
@@ -41,6 +41,11 @@ struct ForwardEntry {
         status = prepare_kernel(scores_forward_sm80_combine<Config>, kCombineThreads, 0, device, &combining);
       }
     }
+    if constexpr (T::kSpanned) {
+      int finding = 0;
+      auto const find = find_spans<Config, false, Params>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(find, kSpanThreads, 0, device, &finding);
+    }
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
@@ -48,7 +53,10 @@ struct ForwardEntry {
   using Splits = SplitKv<T::kSplitKv, T::kBlockN, Config::kPaddedDimV, Params>;
   struct Workspace : WorkspaceLayout {
     typename Splits::Partial partial;
-    Workspace(void* base, Params const& p) : WorkspaceLayout(base), partial(*this, p) {}
+    int2* spans;
+    Workspace(void* base, Params const& p) : WorkspaceLayout(base), partial(*this, p), spans(nullptr) {
+      if constexpr (T::kSpanned) spans = this->template take<int2>(true, count_spans<false>(p));
+    }
   };
   static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
 
@@ -100,8 +108,16 @@ struct ForwardEntry {
     } else {
       list = whole;
     }
-    scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(with_window(p), list, score_factor(p));
-    cudaError_t const error = cudaGetLastError();
+    cudaError_t error = cudaSuccess;
+    if constexpr (T::kSpanned) {
+      error = launch_spans<Config, false>(with_window(p), buffers.spans, stream);
+      if (error != cudaSuccess) return cuda_status(error);
+      scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(
+          with_spans(with_window(p), buffers.spans), list, score_factor(p));
+    } else {
+      scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(with_window(p), list, score_factor(p));
+    }
+    error = cudaGetLastError();
     if (error != cudaSuccess || splits == 1) return cuda_status(error);
     if constexpr (T::kSplitKv) {
       return Splits::combine(scores_forward_sm80_combine<Config>, p, buffers.partial, stream, false);

@@ -10,6 +10,7 @@
 #include "attention_autotuner/common/packed_heads.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/spans.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -35,6 +36,7 @@ struct ForwardTraits {
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kModified = kIsModified<Config>;
   static constexpr bool kPacked = kIsPacked<Config>;
+  static constexpr bool kSpanned = kIsSpanned<Config>;
   static constexpr bool kPackGqa = Config::kPackGqa;  // rows of a tile are pairs of a query and a head of its group
   static constexpr bool kSplitKv = Config::kSplitKv;  // the keys of a tile of rows may be split among CTAs
   static constexpr bool kFewQueries = kPackGqa || kSplitKv;
@@ -43,6 +45,7 @@ struct ForwardTraits {
   // A split's keys are a range, too.
   static constexpr bool kKeyBounds =
       kScoreMod == ScoreMod::kSoftmax && (kHasKeyBounds<Config> || kModified || kSplitKv);
+  using Range = std::conditional_t<kSpanned, SpannedRange<kKeyBounds>, KeyRange<kKeyBounds>>;
   using Params = std::conditional_t<
       kModified, ModifiedForwardParams<Config>,
       std::conditional_t<kKeyBounds, AttentionForwardParams1003, typename ScoreModParams<kScoreMod>::Forward>>;

@@ -54,7 +54,7 @@ struct ForwardWarp : ForwardRows<Config> {
   static constexpr int kQSteps = T::kPaddedDimQK / 16;
   static constexpr int kKeySteps = T::kBlockN / 16;
 
-  KeyRange<T::kKeyBounds> range;
+  typename T::Range range;
 
   // This thread's first chunk of the K and V tiles that are fetched next.
   Element const* k_next;
@@ -75,6 +75,7 @@ struct ForwardWarp : ForwardRows<Config> {
 
   // Row i sees keys of the range below this.
   __device__ __forceinline__ int visible_keys(int row) const {
+    if constexpr (T::kSpanned) return range.visible_end(params, row);
     if constexpr (T::kModified) {
       int const end = minimum(row + range.causal_offset(params), range.length(params)) + params.window_right + 1;
       return minimum(end, range.length(params));
@@ -85,6 +86,7 @@ struct ForwardWarp : ForwardRows<Config> {
 
   // And none below this, where there are windows.
   __device__ __forceinline__ int first_visible(int row) const {
+    if constexpr (T::kSpanned) return range.visible_first(params, row);
     if constexpr (T::kModified) return row + range.causal_offset(params) - params.window_left;
     return 0;
   }
