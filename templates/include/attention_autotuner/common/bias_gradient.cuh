@@ -289,8 +289,9 @@ __global__ void __launch_bounds__(kBiasThreads)
 template <typename Config>
 struct BiasGradient {
   using Arguments = ArgumentsOf<Config>;
-  using Params = BackwardParamsOf<Config>;
+  using Params = typename AbiParams<BackwardParamsOf<Config>>::Type;
   static constexpr bool kHas = kHasBiasTable<Config>;
+  static_assert(!kHas || !kIsSpanned<Config>, "documents and prefixes take no table of biases");
   static constexpr int kReduceSmemBytes = kBiasThreads / 32 * int(sizeof(float));
 
   static int32_t prepare(int32_t device) {
