@@ -129,7 +129,7 @@ def test_attention_forward_is_right(
     "knobs",
     [
         {"mainloop": "overlap_flat", "schedule": "static"},
-        {"mainloop": "serial", "output": "direct", "polynomials": 3},
+        {"mainloop": "serial", "output": "direct"},
         {"mainloop": "strict", "q_stages": 1, "schedule": "grid", "optimistic": False},
     ],
     ids=lambda knobs: knobs["mainloop"],

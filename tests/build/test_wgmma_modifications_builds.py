@@ -54,7 +54,7 @@ TWO = AttentionBackwardSm90Knobs(
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
     "exact_flat": replace(FORWARD, mainloop="overlap_flat", optimistic=False),
-    "turns": replace(FORWARD, warpgroups=3, mainloop="serial", ping_pong=True, polynomials=2),
+    "turns": replace(FORWARD, warpgroups=3, mainloop="serial", ping_pong=True),
     "strict": replace(FORWARD, mainloop="strict", q_stages=1),
     "stream": STREAM,
     "fused": FUSED,

@@ -174,7 +174,6 @@ SOFTMAX_FLIPS: dict[str, Any] = {
     "pack_gqa": True,
     "split_kv": False,
     "splits": 2,
-    "polynomials": 2,
 }
 WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {

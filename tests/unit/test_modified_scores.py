@@ -22,7 +22,6 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import digest16, values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.kernels.attention_forward_sm90.rules import passes_of
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import KERNELS
@@ -245,24 +244,6 @@ def test_costs_of_wgmma_kernels_follow_windows_and_modifications(direction: Any)
     times = [time_of(**KINDS[kind]) for kind in ("sinks", "alibi", "softcap")]
     assert times == sorted(times)
     assert times[0] == time_of()
-
-
-def test_exponentials_of_capped_scores_may_be_polynomials() -> None:
-    capped = replace(PLAIN, modifications=("softcap",))
-    shares = {
-        problem: {
-            c.knobs.polynomials for c in H100().legal(problem) if c.kernel.endswith("forward_sm90")
-        }
-        for problem in (PLAIN, capped)
-    }
-    assert shares == {PLAIN: {0}, capped: {0, 2}}
-    known = H100().default(capped)
-    some = replace(known, knobs=replace(known.knobs, polynomials=2))
-    assert "_poly2_" in some.name
-    assert "poly" not in known.name
-    assert estimate(capped, some, H100().spec).us < estimate(capped, known, H100().spec).us
-    (launch,) = passes_of(replace(known, knobs=replace(known.knobs, polynomials=5)))
-    assert launch.violation == ("polynomials_range", "polynomials must be in 0..4, got 5")
 
 
 def test_few_queries_split_the_keys_of_their_windows() -> None:

@@ -39,8 +39,6 @@ inline void mov_u32(uint32_t& to, uint32_t from) { to = from; }
 inline void setp_ne_b32(bool& to, uint32_t a, uint32_t b) { to = a != b; }
 inline void or_b32(uint32_t& to, uint32_t a, uint32_t b) { to = a | b; }
 inline void ex2_approx_ftz_f32(float& to, float x) { to = exp2f(x); }
-inline void max_NaN_f32(float& to, float x, float y) { to = x != x || y != y ? x + y : fmaxf(x, y); }
-inline void min_NaN_f32(float& to, float x, float y) { to = x != x || y != y ? x + y : fminf(x, y); }
 // With an error of up to 2^-11 of the result, as the instruction's.
 inline void tanh_approx_f32(float& to, float x) {
   int exponent;

@@ -15,10 +15,6 @@ from ..shared.wgmma_cost import mma_clk as clk_of_mmas
 from ..shared.wgmma_cost import modified_softmax, predict_steps
 from .resources import AttentionForwardSm90Shape, shape_of
 
-# Of a softmax's time, for every fourth of its exponentials: by counting instructions, as half of what the unit of
-# special functions is spared goes to the FMA pipe.
-POLYNOMIAL_GAIN = 0.125
-
 
 def step_clks(
     shape: AttentionForwardSm90Shape, spec: ArchSpec, fit: Coefficients, modified: float = 1.0
@@ -88,8 +84,7 @@ def predict(
         longest_first=problem.causal or problem.packed,
         persistent=knobs.schedule == "static",
     )
-    modified = modified_softmax(problem) - POLYNOMIAL_GAIN * knobs.polynomials
-    mma_clk, exposed_clk = step_clks(shape, spec, fit, modified)
+    mma_clk, exposed_clk = step_clks(shape, spec, fit, modified_softmax(problem))
     rows_of_mask = knobs.block_m if shape.masked else 0
     counts = knobs.schedule == "dynamic" or problem.packed  # by a launch of its own
     start_us = fit.attention_sm90_counter_us * (counts + problem.spanned)  # and by one for spans

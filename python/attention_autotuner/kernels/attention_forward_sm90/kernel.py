@@ -39,7 +39,6 @@ class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
             feed=(
                 *stages,
                 knobs.optimistic,
-                knobs.polynomials,
                 knobs.ping_pong,
                 knobs.output,
                 knobs.schedule,
@@ -58,7 +57,6 @@ class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
                     knobs.mainloop.replace("_", " "),
                     "" if knobs.optimistic else "exact maxima",
                     "by turns" if knobs.ping_pong else "",
-                    f"{knobs.polynomials} in 4 exponentials by FMAs" if knobs.polynomials else "",
                     "packed heads" if knobs.pack_gqa else "",
                     "O from registers" if knobs.output == "direct" else "",
                 ),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
-from ...core.identity import LATER
 from ...core.modifications import PACKED
 from ..shared.knobs import Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
@@ -43,8 +42,6 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
         pack_gqa: the rows of a tile are pairs of a query and a head, of the heads that share one of K and V.
         split_kv: CTAs may share the keys of a tile of rows; a second kernel combines their results.
         splits: CTAs that do, at most one for each tile of keys.
-        polynomials: of four groups of eight keys, those whose exponentials are polynomials on the FMA pipe, which
-            spares the unit of special functions.
 
     Raises:
         ValueError: ``splits`` is none, or more than one without ``split_kv``.
@@ -71,7 +68,6 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     pack_gqa: bool = False
     split_kv: bool = False
     splits: int = launch_knob(1)
-    polynomials: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_splits(self)
@@ -100,7 +96,6 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 *([f"m{self.mask_stages}v{self.v_slices}"] if masked else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
-                *([f"poly{self.polynomials}"] if self.polynomials else []),
                 *split_words(self),
             ]
         )

@@ -21,12 +21,7 @@ from .resources import (
 
 MAX_KEY_STAGES = 8
 MAX_MASK_STAGES = 4
-SOFTMAX_KNOBS = (
-    "optimistic",
-    "pack_gqa",
-    "split_kv",
-    "polynomials",
-)  # which a mask's scores have no use for
+SOFTMAX_KNOBS = ("optimistic", "pack_gqa", "split_kv")  # which a mask's scores have no use for
 
 
 def _warpgroups_range(s: AttentionForwardSm90Shape) -> str | None:
@@ -140,7 +135,6 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "mask_stages_range": _mask_stages_range,
     "mask_fills_blocks": _mask_fills_blocks,
     "softmax_alone": _softmax_alone,
-    "polynomials_range": within("polynomials", 0, 4),
     "slices_fill_blocks": _slices_fill_blocks,
     "flat_needs_two_stages": _flat_needs_two_stages,
     "flat_takes_no_turns": _flat_takes_no_turns,

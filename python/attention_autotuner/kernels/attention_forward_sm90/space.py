@@ -93,7 +93,6 @@ PREFERENCES: tuple[Preference, ...] = (
     Preference(dim_qk=256, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 64)),
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
-POLYNOMIALS = 2  # in four exponentials, where their unit is the limit
 LEAST_QUERIES = 64  # rows of a warpgroup: with fewer, most of its MMAs are wasted
 STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queries
 WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
@@ -109,8 +108,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
         for warpgroups, mainloop, variations in space.plans:
             for block_n in space.block_n:
                 tile = (warpgroups, mainloop, block_n)
-                offered = _of_tile(space, tile, variations)
-                yield from _checked(problem, spec, _with_polynomials(problem, offered))
+                yield from _checked(problem, spec, _of_tile(space, tile, variations))
     if queries_are_few(problem, LEAST_QUERIES):
         yield from _streaming(problem, spec)
 
@@ -212,13 +210,3 @@ def _of_tile(
             output=output,
             schedule=schedule,
         )
-
-
-def _with_polynomials(
-    problem: Problem, offered: Iterable[AttentionForwardSm90Knobs]
-) -> Iterator[AttentionForwardSm90Knobs]:
-    """Each point, and with some exponentials on the FMA pipe where a softcap's tangents take their unit's time."""
-    for knobs in offered:
-        yield knobs
-        if "softcap" in problem.modifications and knobs.optimistic and not knobs.overlaps:
-            yield replace(knobs, polynomials=POLYNOMIALS)

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "attention_autotuner/attention_forward_sm90/exponentials.cuh"
 #include "attention_autotuner/attention_forward_sm90/modified.cuh"
 #include "attention_autotuner/attention_forward_sm90/rows.cuh"
 #include "attention_autotuner/common/convert.cuh"
@@ -144,8 +143,7 @@ struct AttentionForwardSm90Softmax
 #pragma unroll
     for (int g = 0; g < T::kBlockN / 8; ++g) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        s[4 * g + e] = exponential<T::kPolynomials>(fmaf(s[4 * g + e], c, -exponent_base(e / 2)), g);
+      for (int e = 0; e < 4; ++e) s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -exponent_base(e / 2)));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float const pair = s[4 * g + 2 * half] + s[4 * g + 2 * half + 1];
@@ -181,8 +179,7 @@ struct AttentionForwardSm90Softmax
       for (int g = 0; g < T::kBlockN / 8; ++g) {
         float x[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-          x[e] = exponential<T::kPolynomials>(fmaf(s[4 * g + e], c, -exponent_base(e / 2)), g);
+        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -exponent_base(e / 2)));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           part[half] += x[2 * half] + x[2 * half + 1];

@@ -34,7 +34,6 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kOverlaps = kFlat || kMainloop == Mainloop::kOverlap;
   static constexpr bool kOptimistic = Config::kOptimistic;
   static constexpr bool kPingPong = Config::kPingPong;
-  static constexpr int kPolynomials = Config::kPolynomials;  // of four groups of keys
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;  // retnet's scores instead of attention's
   static constexpr bool kKeyBounds = kHasKeyBounds<Config>;
@@ -88,8 +87,7 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static_assert(kVStages >= 1 && kVStages <= 8, "v_stages_range");
   static_assert(kMasked ? kMaskStages >= 1 && kMaskStages <= 4 : kMaskStages == 0, "mask_stages_range");
   static_assert(!kMasked || kBlockN % 64 == 0, "mask_fills_blocks");
-  static_assert(!kMasked || !(kOptimistic || kPackGqa || kSplitKv || kPolynomials > 0), "softmax_alone");
-  static_assert(kPolynomials >= 0 && kPolynomials <= 4, "polynomials_range");
+  static_assert(!kMasked || !(kOptimistic || kPackGqa || kSplitKv), "softmax_alone");
   static_assert(kVSlices == 1 || kColumns % 64 == 0 || kOutput == Output::kDirect, "slices_fill_blocks");
   static_assert(!kFlat || (kQStages == 2 && kKStages > 1 && kVStages > 1), "flat_needs_two_stages");
   static_assert(!kFlat || !kPingPong, "flat_takes_no_turns");
