@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,13 +12,11 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, settings
-from attention_autotuner.arch import H100, Policy
+from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.reference import check
 from attention_autotuner.tuning.verify import verify
-from tests.gpu.timing import milliseconds
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.score_modifications import KINDS, SHAPES, formula
 
@@ -211,68 +208,3 @@ def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
-
-
-TIMED: dict[
-    str, tuple[dict[str, Any], float, float]
-] = {  # bars: over the plain kernel, forward and backward
-    "alibi": ({"alibi_slopes": 2.0 ** -torch.arange(1, 17).float()}, 1.08, 1.12),
-    "sinks": ({"sinks": torch.zeros(16)}, 1.08, 1.12),
-    "bias": ({"bias_table": torch.zeros(16, 2 * 128 + 1)}, 1.08, 1.12),
-    "softcap": ({"softcap": 30.0}, 1.25, 1.15),
-}
-
-
-def native(problem: Problem) -> Candidate:
-    """The default of family sm90, whether or not it serves untuned calls."""
-    kernel = KERNELS[f"attention_{problem.direction}_sm90"]
-    knobs = kernel.default(problem, H100().spec)
-    assert knobs is not None
-    return Candidate.of(problem, knobs)
-
-
-def time_of(qkv: list[torch.Tensor], direction: str, **options: Any) -> float:
-    """Milliseconds of ten calls."""
-
-    def call() -> torch.Tensor:
-        q, k, v = qkv
-        o: torch.Tensor = flash_attn_func(q, k, v, causal=True, **options)
-        return o
-
-    run: Callable[[], Any] = call
-    if direction == "backward":
-        o = call()
-        run = partial(torch.autograd.grad, o, qkv, torch.randn_like(o), retain_graph=True)
-    return milliseconds(run, repeats=10, warm_ups=3)
-
-
-def tensors(batch: int, seqlen: int, device: torch.device) -> list[torch.Tensor]:
-    shape = (batch, 16, seqlen, 128)
-    return [
-        torch.randn(shape, device=device, dtype=torch.float16).requires_grad_() for _ in range(3)
-    ]
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_window_pays(device: torch.device, direction: str) -> None:
-    qkv = tensors(1, 16384, device)
-    assert time_of(qkv, direction) / time_of(qkv, direction, window_size=(1023, 0)) > 5.5
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("name", TIMED)
-def test_modifications_cost_little(
-    pool: KernelPool, device: torch.device, name: str, direction: str
-) -> None:
-    if "sm90" not in pool.present.families:
-        pytest.skip("bars are those of family sm90")
-    options, *bars = TIMED[name]
-    options = {n: x.to(device) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
-    qkv = tensors(4, 4096, device)
-    if name == "bias":  # which sm80 serves untuned, see registry.awaits_gpu
-        options["config"] = [
-            native(replace(Problem(causal=True), direction=way, **KINDS["bias"])).config
-            for way in ("forward", "backward")
-        ]
-    ratios = [time_of(qkv, direction, **options) / time_of(qkv, direction) for _ in range(5)]
-    assert sorted(ratios)[2] <= bars[direction == "backward"], ratios
