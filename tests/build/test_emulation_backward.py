@@ -11,7 +11,6 @@ import pytest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.attention_backward_sm90 import resources
 from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "attention_backward_sm90/mainloop.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
-DQ_END = "attention_backward_sm90/dq_end.cuh"
 MUTANTS = {
     "ds_not_fenced": (MAINLOOP, "fence_view_async_shared();", ""),
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
@@ -42,19 +40,6 @@ CAUGHT_BY = {
     "scores_not_waited_for": (Wrong, "largest error"),
     "shares_not_waited_for": (Wrong, "dq: "),
     "keys_not_masked": (Wrong, "largest error"),
-}
-
-MISCOUNTS = {
-    "first_adder_ends": (
-        DQ_END,
-        "is_last = add_and_fetch(counter(now)) == visitors(now.tile);",
-        "is_last = add_and_fetch(counter(now)) == 1;",
-    ),
-    "sums_not_cleared": (
-        DQ_END,
-        "reinterpret_cast<float4*>(sums)[word] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);",
-        "",
-    ),
 }
 
 
@@ -93,33 +78,6 @@ FUSED = candidate(
     keys=item("scores_ahead", 128),
     dq_share=DqShareSm90(dq_by="keys"),
 )
-RECYCLED = candidate(
-    (64, 48),
-    decomposition="fused",
-    keys=item("interleaved", first_stages=3, held_rows=True),
-    dq_share=DqShareSm90(dq_by="own", dq_end="recycled"),
-    early_launches=True,
-)
-# Of CTAs that stay and of others, with dQ by the warpgroups of keys and by one of its own.
-ENDED = [
-    replace(RECYCLED, modifications=("window",)),
-    replace(RECYCLED, knobs=replace(RECYCLED.knobs, persistent=True)),
-    candidate(
-        (96, 96),
-        decomposition="fused",
-        keys=item("scores_ahead", first_stages=3),
-        dq_share=DqShareSm90(dq_by="keys", dq_end="recycled"),
-        early_launches=True,
-    ),
-    candidate(
-        (48, 64),
-        decomposition="fused",
-        keys=item("scores_ahead", 128),
-        dq_share=DqShareSm90(dq_by="keys", dq_end="last_adder"),
-        cta_order="longest_first",
-        early_launches=True,
-    ),
-]
 VARIANTS = [
     candidate(
         (64, 48),
@@ -134,6 +92,7 @@ VARIANTS = [
         keys=item("interleaved", first_stages=3),
         dq_share=DqShareSm90(dq_by="keys"),
         persistent=True,
+        early_launches=True,
     ),
     candidate(
         (48, 64),
@@ -148,7 +107,11 @@ VARIANTS = [
         dq_share=DqShareSm90(dq_by="keys", ds_stages=1, dq_add="ordered"),
     ),
     candidate(
-        (80, 96), decomposition="two_pass", keys=item("scores_ahead", 80), dq=item("both_ahead", 96)
+        (80, 96),
+        decomposition="two_pass",
+        keys=item("scores_ahead", 80),
+        dq=item("both_ahead", 96),
+        early_launches=True,
     ),
     candidate(
         (192, 192),
@@ -156,6 +119,7 @@ VARIANTS = [
         dk=item("both_ahead"),
         dv=item("scores_ahead"),
         dq=item("serial"),
+        early_launches=True,
     ),
 ]
 
@@ -225,36 +189,3 @@ def test_mistakes_show(tmp_path: Path) -> None:
         outcome = check(kernel, [shape], [("lazy", 0)], deterministic=False, mutant=name)
         assert isinstance(outcome, kind), (name, outcome)
         assert words in outcome.reason.lower(), (name, outcome)
-
-
-def few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make sums of a head or two at a time, so that small problems recycle them."""
-    monkeypatch.setattr(resources, "ENOUGH_CTAS", 1)
-
-
-@pytest.mark.parametrize("variant", ENDED, ids=lambda variant: variant.knobs.label)
-def test_the_last_adder_ends_dq(
-    variant: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few_slots(monkeypatch)
-    kernel = build(variant, tmp_path / variant.name)
-    window: dict[str, Any] = {"window_size": (70, 0)} if "window" in variant.modifications else {}
-    for run, (queries, keys, heads, group) in {
-        ("lazy", 0): (150, 200, 2, 2),
-        ("random", 1): (200, 77, 4, 1),  # queries that see no key
-    }.items():
-        shape = problem(variant, causal=True, queries=queries, keys=keys, group=group)
-        shape = replace(shape, heads_q=heads * group, heads_kv=heads, **window)
-        outcome = check(kernel, [shape], [run], deterministic=False)
-        assert outcome.ok, outcome
-
-
-def test_miscounts_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few_slots(monkeypatch)
-    kernel = build(RECYCLED, tmp_path / RECYCLED.name, MISCOUNTS)
-    shape = replace(problem(RECYCLED, causal=False, queries=70, keys=150), heads_q=6, heads_kv=6)
-    assert check(kernel, [shape], [("lazy", 0)], deterministic=False).ok
-    for name in MISCOUNTS:
-        outcome = check(kernel, [shape], [("lazy", 0)], deterministic=False, mutant=name)
-        assert isinstance(outcome, Wrong), (name, outcome)
-        assert "dq: " in outcome.reason, (name, outcome)

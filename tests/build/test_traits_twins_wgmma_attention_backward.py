@@ -78,13 +78,6 @@ ILLEGAL = {
         **MASKED,
     ),
     "dq_share_fits_warpgroups": changed(block_columns=80),
-    "dq_end_needs_bulk": replace(
-        FUSED,
-        knobs=replace(
-            FUSED.knobs,
-            dq_share=DqShareSm90(dq_by="keys", dq_add="reduce", dq_end="last_adder"),
-        ),
-    ),
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
     ),

@@ -119,17 +119,11 @@ ON_HOST = [
         replace(
             FUSED,
             knobs=replace(
-                FUSED.knobs, cta_order=order, dq_share=replace(FUSED.knobs.dq_share, **share)
+                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, dq_add="ordered")
             ),
             padded_dim_qk=dim,
         )
-        for dim, order, share in (
-            (64, "raster", {"dq_by": "own", "dq_add": "ordered"}),
-            (80, "raster", {"dq_by": "keys", "dq_add": "ordered"}),
-            (64, "longest_first", {"dq_end": "last_adder"}),
-            (80, "raster", {"dq_by": "keys", "dq_end": "recycled"}),
-            (64, "longest_first", {"dq_end": "recycled"}),
-        )
+        for dq_by, dim in (("own", 64), ("keys", 80))
     ),
     retention("recurrent"),
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),

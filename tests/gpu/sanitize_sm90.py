@@ -35,8 +35,6 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
     "wgmma-backward-keys-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
-    "wgmma-backward-recycled-own": _first(GRADIENTS, (64, 64), lambda name: "recycled" in name),
-    "wgmma-backward-recycled-keys": _first(GRADIENTS, (128, 128), lambda name: "recycled" in name),
     "wgmma-backward-two-pass": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
     "wgmma-backward-three-pass": _default(GRADIENTS, (256, 256)),
     "wgmma-retention-backward": _default(RETENTION, (64, 64)),

@@ -15,7 +15,7 @@ from attention_autotuner import templates
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.attention_backward_sm90.resources import SECTION_BYTES
+from attention_autotuner.kernels.attention_backward_sm90.cost import SECTION_BYTES
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass, ChunksKnobs
 from attention_autotuner.kernels.cost_model import Estimate, refine
 from attention_autotuner.kernels.registry import KERNELS

@@ -124,6 +124,9 @@ def kernel_log() -> Iterator[str]:
     yield f"{mean} of cuDNN in geometric mean, least {least}; {flash} of FlashAttention-2;"
     steps = [shown("attention_backward", name, "step")[0] for name in ("sdpa_cudnn", "sdpa_flash")]
     yield f"forward and backward together {steps[0]} and {steps[1]}."
+    for shape, us in log["attention_backward_sm90_early"]["us"].items():
+        cells = [f"{time:.1f}" for time in us.values()]
+        yield f"| {' | '.join([shape, *cells, *['-'] * (4 - len(cells))])} |"
     slower = 1 / result("attention_backward")["summary"]["deterministic"]["geometric_mean"]
     yield f"which take {slower:.2f} times as long as the pick on the grid"
     yield f"geometric mean {shown('retnet', 'compiled', 'forward')[0]}. Over the default"

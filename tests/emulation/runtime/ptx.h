@@ -256,17 +256,6 @@ inline void st_release_gpu_global_b32(uint64_t address, uint32_t word) {
   *reinterpret_cast<uint32_t*>(address) = word;
   releases.wake();
 }
-inline void red_release_gpu_global_add_s32(uint64_t address, uint32_t more) {
-  maybe_yield();
-  *reinterpret_cast<uint32_t*>(address) += more;
-  releases.wake();
-}
-inline void atom_acq_rel_gpu_global_add_s32(uint32_t& to, uint64_t address, uint32_t more) {
-  maybe_yield();
-  to = *reinterpret_cast<uint32_t const*>(address);
-  *reinterpret_cast<uint32_t*>(address) += more;
-}
-inline void fence_proxy_async_global() {}
 inline void fence_acq_rel_gpu() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}

@@ -15,7 +15,7 @@ from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
 from ..shared.workspace import ROW_VALUES, SUM_BYTES, span_bytes
 from .knobs import knobs_of
-from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, section_heads, shapes
+from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
 
 # Shares of the softmax that are exposed.
 HIDDEN_SHARES = {
@@ -24,6 +24,9 @@ HIDDEN_SHARES = {
     "both_ahead": 0.25,
     "interleaved": 0.25,
 }
+
+
+SECTION_BYTES = 24e6  # kSectionBytes of the entry
 
 
 def predict(
@@ -133,6 +136,19 @@ def _pass_time(
     )
 
 
+def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, group: int) -> int:
+    """Heads of the batch that are neighbours in the list for a block of rows: the entry's rule of the same name."""
+    sharing = problem.batch if shape.masked else 1  # the mask of a head
+    if knobs_of(shape.candidate).cta_order != "longest_first":
+        return sharing
+    streamed = problem.seqlen_k if shape.by_queries else problem.seqlen_q * group
+    sums = SUM_BYTES * problem.dim_qk if shape.share is not None else 0
+    num_bytes = sharing * streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
+    most = min(heads // sharing, max(1, int(SECTION_BYTES / num_bytes)))
+    sections = range(most, 0, -1)
+    return sharing * next(count for count in sections if heads // sharing % count == 0)
+
+
 def _auxiliary(
     problem: Problem,
     candidate: Candidate,
@@ -151,7 +167,7 @@ def _auxiliary(
         rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
         once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
         moved.append(once * (2 * splits * SUM_BYTES + ELEMENT_BYTES))  # written, read, added up
-    if sums and not first.ends_dq:
+    if sums:
         moved.append(sums + rows * problem.dim_qk * ELEMENT_BYTES)
     moved = [round(num_bytes / fit.gradient_sm90_bandwidth) for num_bytes in moved]
     work = AuxiliaryWork.through_memory(moved, spec)

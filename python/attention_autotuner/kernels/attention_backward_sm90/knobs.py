@@ -15,7 +15,6 @@ Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved"]
 DqBy = Literal["keys", "own"]
 DqAdd = Literal["reduce", "bulk", "ordered"]
-DqEnd = Literal["kernel", "last_adder", "recycled"]
 
 PASSES: dict[Decomposition, tuple[str, ...]] = {
     "fused": ("keys",),
@@ -72,21 +71,16 @@ class DqShareSm90:
         dq_add: how it is added. ``reduce``: from registers; ``bulk``: through shared memory, by bulk copies that
             nothing waits for; ``ordered``: from registers, CTAs in the order of their keys, so that equal inputs give
             equal bits.
-        dq_end: who turns the sums into dQ. ``kernel``: a kernel after the pass; ``last_adder``: the CTA whose share of
-            a tile is the last, by a warp that has nothing else to do; ``recycled``: alike, and it clears the sums for a
-            later head, so that no more sums are there than those of the heads in flight, which stay in L2.
     """
 
     dq_by: DqBy
     ds_stages: int = 2
     dq_add: DqAdd = "bulk"
-    dq_end: DqEnd = field(default="kernel", metadata=LATER)
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        end = "" if self.dq_end == "kernel" else f"_{self.dq_end}"
-        return f"{self.dq_by}{self.ds_stages}{self.dq_add}{end}"
+        return f"{self.dq_by}{self.ds_stages}{self.dq_add}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,6 @@ REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
 REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another warpgroup's
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
-END_BYTES = 4 * 4096 + 128  # of sums on their way to dQ, and of more barriers
-SECTION_BYTES = 24e6  # kSectionBytes of the entry
 ENOUGH_CTAS = H100_SPEC.num_sms
 
 
@@ -85,16 +83,6 @@ class BackwardPassSm90Shape(Sm90Shape):
     def owns_dq(self) -> bool:
         """True where a warpgroup does nothing but the share of dQ."""
         return self.share is not None and self.share.dq_by == "own"
-
-    @property
-    def ends_dq(self) -> bool:
-        """True where the pass turns its sums into dQ."""
-        return self.share is not None and self.share.dq_end != "kernel"
-
-    @property
-    def recycles_dq(self) -> bool:
-        """True where it clears them for later heads as well."""
-        return self.share is not None and self.share.dq_end == "recycled"
 
     @property
     def block_rows(self) -> int:
@@ -192,8 +180,7 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
     tiles = rows + knobs.block_columns * (stages + masks + ds)
-    ended = END_BYTES if shape.ends_dq else 0
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + ended + BARRIER_BYTES
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
 
 
 def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
@@ -222,39 +209,10 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
         return 0
     block = shape.knobs.block_columns
     blocks = count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
-    heads = problem.extents[0] * problem.heads_q
-    counted = 0
-    if shape.share.dq_add == "ordered":
-        counted = heads * blocks * (1 if shape.owns_dq else shape.knobs.warpgroups)
-    elif shape.ends_dq:
-        counted = heads * (blocks + shape.recycles_dq)
-    counters = -(-counted * SEMAPHORE_BYTES // 16) * 16
-    return dq_slots(problem, shape) * blocks * block * problem.padded_dim_qk * SUM_BYTES + counters
-
-
-def dq_slots(problem: Problem, shape: BackwardPassSm90Shape) -> int:
-    """Heads of queries that have sums of dQ at a time: all of them, unless sums are recycled."""
-    heads = problem.extents[0] * problem.heads_q
-    if not shape.recycles_dq:
-        return heads
-    splits = head_splits(problem, shape.candidate)
-    group = problem.heads_q // problem.heads_kv // splits
-    section = section_heads(problem, shape, heads // group, group)
-    ahead = -(-2 * ENOUGH_CTAS // -(-problem.seqlen_k // shape.block_rows))
-    return min(heads, (section + ahead) * group)
-
-
-def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, group: int) -> int:
-    """Heads of the batch that are neighbours in the list for a block of rows: the entry's rule of the same name."""
-    sharing = problem.batch if shape.masked else 1  # the mask of a head
-    if knobs_of(shape.candidate).cta_order != "longest_first":
-        return sharing
-    streamed = problem.seqlen_k if shape.by_queries else problem.seqlen_q * group
-    sums = SUM_BYTES * problem.dim_qk if shape.share is not None else 0
-    num_bytes = sharing * streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
-    most = min(heads // sharing, max(1, int(SECTION_BYTES / num_bytes)))
-    sections = range(most, 0, -1)
-    return sharing * next(count for count in sections if heads // sharing % count == 0)
+    tiles = problem.extents[0] * problem.heads_q * blocks
+    counted = tiles * (1 if shape.owns_dq else shape.knobs.warpgroups)
+    semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.dq_add == "ordered" else 0
+    return tiles * block * problem.padded_dim_qk * SUM_BYTES + semaphores
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

@@ -97,16 +97,6 @@ def _dq_share_fits_warpgroups(s: BackwardPassSm90Shape) -> str | None:
     return f"two warpgroups cannot split {block} queries of {depth} columns of dQ"
 
 
-def _dq_end_needs_bulk(s: BackwardPassSm90Shape) -> str | None:
-    if s.share is None or not s.ends_dq:
-        return None
-    if s.share.dq_add == "bulk" and not (s.packed or s.masked):
-        return None
-    return (
-        "the last adder of a tile of dQ counts bulk additions, without packed sequences or a mask"
-    )
-
-
 def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
     if not s.packed or not knobs_of(s.candidate).persistent:
         return None
@@ -136,7 +126,6 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "interleaving_needs_all_products": _interleaving_needs_all_products,
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
-    "dq_end_needs_bulk": _dq_end_needs_bulk,
     "spans_add_in_no_order": _spans_add_in_no_order,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }

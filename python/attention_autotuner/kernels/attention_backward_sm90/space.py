@@ -25,7 +25,6 @@ from .knobs import (
     Decomposition,
     DqAdd,
     DqBy,
-    DqEnd,
     DqShareSm90,
     IssueOrder,
 )
@@ -63,8 +62,7 @@ class AttentionBackwardSm90Space:
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
         dq_adds: how shares of dQ are added.
-        dq_ends: (who turns the sums into dQ, True where launches are early) pairs; all but the first of the shares
-            that are defaults somewhere alone.
+        early: True where launches are early; of the shares that are defaults somewhere alone.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
         wide_blocks, widest_blocks: both instead for head dims beyond :data:`WIDE` and :data:`WIDEST`, where smaller
@@ -74,12 +72,7 @@ class AttentionBackwardSm90Space:
 
     shares: tuple[tuple[DqBy, int], ...] = (("own", 64), ("keys", 64), ("keys", 128), ("own", 128))
     dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "ordered")
-    dq_ends: tuple[tuple[DqEnd, bool], ...] = (
-        ("kernel", False),
-        ("kernel", True),
-        ("last_adder", True),
-        ("recycled", True),
-    )
+    early: tuple[bool, ...] = (False, True)
     key_blocks: tuple[int, ...] = (128, 80, 64)
     query_tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 64))
     wide_blocks: tuple[int, ...] = (64, 48, 32)
@@ -129,13 +122,13 @@ def _points(
         tiles = tuple(product(blocks, product((2,), blocks)))
         feeds += (AHEAD, SERIAL)
     for cta_order in space.cta_orders:
-        for mask_stages, (dq_by, block), of_pass, dq_add, (dq_end, early) in product(
-            masks, space.shares, (FEEDS, AHEAD, SERIAL), space.dq_adds, space.dq_ends
+        for mask_stages, (dq_by, block), of_pass, dq_add, early in product(
+            masks, space.shares, (FEEDS, AHEAD, SERIAL), space.dq_adds, space.early
         ):
             usual = cta_order == _usual_order(problem) and block == LEAST_ROWS and of_pass is FEEDS
             if early and (dq_add != "bulk" or not usual):
                 continue
-            share = DqShareSm90(dq_by=dq_by, dq_add=dq_add, dq_end=dq_end)
+            share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
             plain = BackwardPassSm90(
                 block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
             )
@@ -162,9 +155,9 @@ def _points(
                 dq = replace(plain, warpgroups=groups, block_columns=columns)
                 knobs = _fitted(problem, spec, decomposition, plain, of_pass, cta_order, dq=dq)
                 usual = cta_order == _usual_order(problem) and of_pass is FEEDS
-                for early in (False, True)[
-                    : 1 + (usual and (problem.deterministic or widest > WIDE))
-                ]:
+                for early in space.early:
+                    if early and not (usual and (problem.deterministic or widest > WIDE)):
+                        continue
                     launched = replace(knobs, early_launches=early)
                     if launched not in seen:
                         seen.add(launched)

@@ -88,17 +88,8 @@ struct DqShareSm90 {
 
 // Which tile of queries of all, and where its sums start.
 template <typename T>
-__device__ __forceinline__ int64_t dq_head_index(BackwardPassSm90Stages<T> const& stages, Cursor const& now) {
-  return int64_t(stages.batch) * stages.arguments.common.params.heads_q + now.head;
-}
-template <typename T>
 __device__ __forceinline__ int64_t dq_tile_index(BackwardPassSm90Stages<T> const& stages, Cursor const& now) {
   auto const& common = stages.arguments.common;
-  if constexpr (T::kRecyclesDq) {
-    int const head = int(dq_head_index(stages, now));
-    int const slot = head - stages.dq_slots.divide(head) * stages.dq_slots.divisor;
-    return int64_t(slot) * common.dq_tiles + now.tile;
-  }
   int64_t const tile = (int64_t(stages.batch) * common.params.heads_q + now.head) * common.dq_tiles + now.tile;
   if constexpr (T::kPacked) return tile + stages.sequence.first_query / T::kBlockColumns + stages.sequence.number;
   return tile;
@@ -107,35 +98,6 @@ template <typename T>
 __device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments<typename T::Params> const& arguments,
                                           int64_t index) {
   return arguments.common.dq_sum + index * (T::kBlockColumns * T::kDepth);
-}
-
-// Tiles of a head whose dQ is there, of recycled sums.
-template <typename T>
-__device__ __forceinline__ int* dq_heads_ended(BackwardPassSm90Stages<T> const& stages, Cursor const& now) {
-  auto const& common = stages.arguments.common;
-  int64_t const heads = int64_t(common.params.batch) * common.params.heads_q;
-  return stages.arguments.semaphores + heads * common.dq_tiles + dq_head_index(stages, now);
-}
-// What this warp has sent in a step is in memory, and the warp that ends dQ may count it; with so many steps sent
-// since.
-template <int StepsSince, typename T>
-__device__ __forceinline__ void report_added(BackwardPassSm90Stages<T> const& stages, int index) {
-  using Added = BarrierRing<T::kAddedStages>;
-  if (lane_index() == 0) wait_bulk_added<StepsSince * T::kDqSends>();
-  // By all lanes, so that the compiler need not gather them before MMAs.
-  wait(stages.empty(T::kAddedBarrier, Added::stage(index)), Added::phase(index) ^ 1);
-  if (warp_arrives()) arrive(stages.full(T::kAddedBarrier, Added::stage(index)));
-}
-// Before those of a step: what was sent two steps before has most likely arrived.
-template <typename T>
-__device__ __forceinline__ void report_before(BackwardPassSm90Stages<T> const& stages, int index) {
-  if (index > stages.begin + 1) report_added<1>(stages, index - 2);
-}
-// After the last step.
-template <typename T>
-__device__ __forceinline__ void report_last(BackwardPassSm90Stages<T> const& stages) {
-  if (stages.steps() > 1) report_added<0>(stages, stages.end - 2);
-  if (stages.steps() > 0) report_added<0>(stages, stages.end - 1);
 }
 
 // Around the additions of one warpgroup to its part of a tile: shares come in the order of their blocks of keys. All

@@ -69,8 +69,7 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
-  static constexpr bool kConvertsDq = kFused && !Keys::kEndsDq;  // by a kernel of its own
-  static inline std::atomic<int> multiprocessors[kMaxDevices];   // set by prepare(); 0 before
+  static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
   // Whether kernels begin before the one ahead has ended: graphs of older drivers cannot hold such launches.
   static inline std::atomic<bool> starts_early;
   static constexpr int kCudaWithEarlyStarts = 12030;
@@ -119,7 +118,7 @@ struct AttentionBackwardSm90Entry {
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
             .then([&] { return BiasGradient<Config>::prepare(device); })
             .then([&] {
-              if constexpr (kConvertsDq) {
+              if constexpr (kFused) {
                 auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
                 return prepare_kernel(kernel, kRowThreads, 0, device, &resident);
               }
@@ -138,7 +137,7 @@ struct AttentionBackwardSm90Entry {
 
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
-    int64_t lse_delta_rows, dq_tiles = 0, dq_slots = 0;  // heads that have sums at a time
+    int64_t lse_delta_rows, dq_tiles = 0;
     int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bias_sums, spans, bytes;
     int splits;
 
@@ -155,10 +154,9 @@ struct AttentionBackwardSm90Entry {
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
         if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, Keys::kBlockColumns);
-        dq_slots = Keys::kRecyclesDq ? recycled_slots(p, splits) : heads;
-        semaphores = dq_sum + dq_slots * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
-        int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : Keys::kEndsDq ? heads * dq_tiles : 0;
-        bytes = semaphores + ((count + (Keys::kRecyclesDq ? heads : 0)) * int64_t(sizeof(int)) + 15) / 16 * 16;
+        semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
+        int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : 0;
+        bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
       if (splits > 1) {
@@ -244,14 +242,6 @@ struct AttentionBackwardSm90Entry {
     while (all % section != 0) --section;
     return section * sharing;
   }
-  // Heads of queries that have sums of dQ at a time, where those are recycled: of one section, so that a CTA waits for
-  // CTAs before it alone, and of twice the CTAs that run at a time, so that it hardly ever waits.
-  static int64_t recycled_slots(Params const& p, int splits) {
-    int const per_cta = p.heads_q / p.heads_kv / splits;
-    int const section = section_heads<Keys>(p, p.heads_kv * splits * p.batch, splits);
-    int const ahead = divide_up(2 * Config::kEnoughCtas, divide_up(p.seqlen_k, Keys::kBlockRows));
-    return minimum(int64_t(p.batch) * p.heads_q, int64_t(section + ahead) * per_cta);
-  }
   // Starts a kernel, where launches overlap before the one ahead has ended.
   template <typename... Parameters, typename... Arguments>
   static int32_t start(void (*kernel)(Parameters...), int ctas, int threads, int smem_bytes, cudaStream_t stream,
@@ -270,7 +260,7 @@ struct AttentionBackwardSm90Entry {
   }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
-                             [[maybe_unused]] int64_t dq_slots, cudaStream_t stream, int most_ctas) {
+                             cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments<KernelParams> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -282,8 +272,7 @@ struct AttentionBackwardSm90Entry {
     int64_t const tiles = int64_t(blocks) * heads * batch;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
-    softmax_backward::SectionListOf<kPacked, T::kRecyclesDq> list;
-    if constexpr (T::kRecyclesDq) list.dq_slots = Divider::by(int(dq_slots));
+    softmax_backward::SectionListOf<kPacked> list;
     static_cast<softmax_backward::SectionList&>(list) = {
         kPacked ? heads : int(tiles),         T::kByQueries && p.causal,
         Divider::by(section * blocks),        Divider::by(section),
@@ -360,7 +349,7 @@ struct AttentionBackwardSm90Entry {
         })
         .then([&] {
           return Passes::for_each([&](auto traits) {
-            return launch_pass<decltype(traits)>(common, semaphores, listed, places.dq_slots, stream, most_ctas);
+            return launch_pass<decltype(traits)>(common, semaphores, listed, stream, most_ctas);
           });
         })
         .then([&] {
@@ -369,7 +358,7 @@ struct AttentionBackwardSm90Entry {
           return cuda_status(cudaGetLastError());
         })
         .then([&] {
-          if constexpr (kConvertsDq) {
+          if constexpr (kFused) {
             return start(softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
                          int(heads * places.dq_tiles), kRowThreads, 0, stream, common);
           }

@@ -1,7 +1,6 @@
 // The kernel of a pass of attention's backward of family sm90: its warpgroups' roles, and the tiles that a CTA takes.
 #pragma once
 
-#include "attention_autotuner/attention_backward_sm90/dq_end.cuh"
 #include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
 #include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
@@ -46,9 +45,6 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
           if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
             arrive(empty(T::kDsBarrier, stage));
           }
-          if constexpr (T::kEndsDq) {
-            if (row + column == 0) report_before<T>(*this, index);
-          }
           share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
           share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
         }
@@ -56,26 +52,9 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
       semaphore.release();
     }
     if (warp_arrives()) Base::release_rows(0);
-    if constexpr (T::kEndsDq) {
-      report_last<T>(*this);
-    } else if constexpr (T::kBulkDq) {
-      share.wait_added();
-    }
+    if constexpr (T::kBulkDq) share.wait_added();
   }
 };
-
-// The tiles of the warp that ends dQ.
-template <typename T, typename Arguments, typename List>
-__device__ __forceinline__ void end_dq(Arguments const& arguments, uint32_t smem, List const& list,
-                                       OutputTiles& tiles) {
-  if constexpr (T::kEarly) wait_on_dependent_grids();  // for counts
-  int chunks = 0;
-  while (tiles.tile() < list.tiles) {
-    BackwardPassSm90DqEnd<T> const share(arguments, smem, list, tiles);
-    share.run(chunks);
-    tiles.next(share.end);
-  }
-}
 
 // The tiles of a consumer warpgroup. The kernel below calls it for signs alone: a call in place of its own loop gives
 // other registers to kernels that have been timed.
@@ -93,7 +72,7 @@ __device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
-                            SectionListOf<T::kPacked, T::kRecyclesDq> const list) {
+                            SectionListOf<T::kPacked> const list) {
   extern __shared__ char smem_bytes[];
   using Stages = BackwardPassSm90Stages<T>;
   uint32_t const smem = aligned_shared(smem_bytes);
@@ -113,9 +92,6 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   __syncthreads();
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    if constexpr (T::kEndsDq) {
-      if (threadIdx.x >= 96) return end_dq<T>(arguments, smem, list, tiles);
-    }
     if (T::kPacked ? threadIdx.x >= 64 : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64)) {
       return;
     }
@@ -156,7 +132,6 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
       consumer.mainloop();
       consumer.write();
-      if constexpr (T::kKeysDq && T::kEndsDq) report_last<T>(consumer);
       tiles.next(consumer.end);
     }
   }

@@ -187,7 +187,6 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
       int64_t const tile = dq_tile_index<T>(*this, now);
       DqSemaphore<T> const semaphore(*this, tile, now, group, kWarpgroupBarrier + group);
-      if constexpr (T::kEndsDq) report_before<T>(*this, index);
       share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
@@ -352,7 +351,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       Base::release_rows(0);
       if constexpr (T::kHasDs) Base::release_rows(1);
     }
-    if constexpr (T::kKeysDq && T::kBulkDq && !T::kEndsDq) share.wait_added();
+    if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
   }
 
   __device__ __forceinline__ void write() const {

@@ -39,22 +39,6 @@ __device__ __forceinline__ void semaphore_wait(int const* semaphore, int value) 
 __device__ __forceinline__ void semaphore_release(int* semaphore, int value) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(semaphore), "r"(value) : "memory");
 }
-// By one thread: adds to a count what others may rely on, and takes the count together with what they have done.
-__device__ __forceinline__ void add_released(int* count, int more) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(count), "r"(more) : "memory");
-}
-__device__ __forceinline__ int add_and_fetch(int* count) {
-  int before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;\n" : "=r"(before) : "l"(count), "r"(1) : "memory");
-  return before + 1;
-}
-// Between ordinary accesses to global memory and those of bulk copies.
-__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }
-// By the thread that sent them: until its bulk additions but the last few are in memory.
-template <int Pending>
-__device__ __forceinline__ void wait_bulk_added() {
-  asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(Pending) : "memory");
-}
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
 
 }  // namespace attention_autotuner::softmax_backward

@@ -45,13 +45,8 @@ __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList c
 struct PackedSectionList : SectionList {
   BlockList listed;
 };
-// Of sums of dQ that are recycled: how many heads have some at a time.
-struct RecycledSectionList : SectionList {
-  Divider dq_slots;
-};
-template <bool kPacked, bool kRecycled = false>
-using SectionListOf =
-    std::conditional_t<kPacked, PackedSectionList, std::conditional_t<kRecycled, RecycledSectionList, SectionList>>;
+template <bool kPacked>
+using SectionListOf = std::conditional_t<kPacked, PackedSectionList, SectionList>;
 template <bool kPacked>
 __device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {
   if constexpr (kPacked) return list.tiles * *list.listed.count;
@@ -86,13 +81,6 @@ struct SequenceOfTile<false, true> {
   BackwardArguments<EntryParams> shown;
 };
 
-template <bool kRecycled>
-struct DqSlots {};
-template <>
-struct DqSlots<true> {
-  Divider dq_slots;
-};
-
 // The mask of retnet, and nothing of attention.
 template <typename Params>
 struct MaskTensor {};
@@ -105,9 +93,7 @@ template <typename Params>
 struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Params>>, MaskTensor<Params> {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
-  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; or [batch, heads_q, dq_tiles], shares that have
-  // been added where the last adder ends dQ, and [batch, heads_q], tiles that it has ended, where sums are recycled.
-  int* semaphores;
+  int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
@@ -128,8 +114,8 @@ struct OutputTiles {
 
 // Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
-struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots<T::kRecyclesDq> {
-  using List = SectionListOf<T::kPacked, T::kRecyclesDq>;
+struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
+  using List = SectionListOf<T::kPacked>;
   BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
@@ -165,7 +151,6 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots
       range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
     }
     end = begin + range.tiles();
-    if constexpr (T::kRecyclesDq) this->dq_slots = list.dq_slots;
   }
   __device__ __forceinline__ static TileCoordinates coordinates(List const& list, int index) {
     if constexpr (T::kPacked) {
@@ -228,7 +213,6 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots
   __device__ __forceinline__ uint32_t dq_stage(int part) const {
     return smem + T::kDqOffset + (4 * part + softmax_forward::warp_in_warpgroup()) * T::kDqWarpBytes;
   }
-  __device__ __forceinline__ uint32_t end_stage(int stage) const { return smem + T::kEndOffset + stage * T::kEndBytes; }
   __device__ __forceinline__ uint32_t base_of(int stage) const {
     return smem + T::kBaseOffset + stage * T::kValueBytes;
   }
@@ -242,13 +226,9 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots
       barrier_init(full(i, 0), 1);
       barrier_init(empty(i, 0), kConsumers + (i == T::kXBarrier ? kDqWarps : 0));
     }
-    for (int i = T::kDsBarrier; i < T::kAddedBarrier; ++i) {
+    for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
       barrier_init(full(i, 0), kConsumers);
       barrier_init(empty(i, 0), T::kOwnDq ? kDqWarps : kConsumers);
-    }
-    for (int i = T::kAddedBarrier; i < T::kBarriers; ++i) {
-      barrier_init(full(i, 0), i >= T::kEndBarrier ? 1 : T::kOwnDq ? kDqWarps : kConsumers);
-      barrier_init(empty(i, 0), kWarpArrivals);
     }
     if constexpr (T::kPacked) {
       for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);
@@ -330,16 +310,6 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots
   __device__ __forceinline__ static void wait_for_preprocess() {
     if constexpr (T::kEarly && T::kFirstPass) wait_on_dependent_grids();
   }
-  // Until the sums of the head that had the place before are cleared.
-  __device__ __forceinline__ void wait_for_slot(Cursor const& now) const {
-    auto const& p = arguments.common.params;
-    int const head = batch * p.heads_q + now.head, before = head - this->dq_slots.divisor;
-    if (before < 0) return;
-    int64_t const counters = int64_t(p.batch) * p.heads_q * arguments.common.dq_tiles;
-    semaphore_wait(arguments.semaphores + counters + before, arguments.common.dq_tiles);
-    fence_proxy_async_global();
-  }
-
   // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, a third the
   // mask, so that a full ring of one does not stall others.
   __device__ __forceinline__ void load_first() const {
@@ -356,9 +326,6 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned>, DqSlots
       int const stage = Ring::stage(index);
       uint32_t const filled = full(T::kY0Barrier, stage);
       wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
-      if constexpr (T::kRecyclesDq) {
-        if (now.tile == range.first) wait_for_slot(now);
-      }
       arrive_and_expect_tx(filled, T::kY0Bytes + (T::kByQueries ? 0 : 4 * T::kBlockColumns));
       load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(stage), arguments.y0, filled, now.tile * T::kBlockColumns, 0,
                                                    streamed_head(now), batch);

@@ -43,18 +43,11 @@ enum class DqAdd {
   kBulk,     // through shared memory, by bulk copies that nothing waits for
   kOrdered,  // from registers, in the order of the blocks of keys
 };
-// Who turns the sums into dQ.
-enum class DqEnd {
-  kKernel,     // a kernel after the pass
-  kLastAdder,  // the CTA whose share of a tile is the last
-  kRecycled,   // alike, and it clears the sums for a later head
-};
 
 // Without a share of dQ.
 struct NoDqShare {
   static constexpr DqBy kDqBy = DqBy::kKeys;
   static constexpr DqAdd kDqAdd = DqAdd::kReduce;
-  static constexpr DqEnd kDqEnd = DqEnd::kKernel;
   static constexpr int kDsStages = 0;
 };
 
@@ -81,8 +74,6 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
   static constexpr bool kOrdered = kSharesDq && Share::kDqAdd == DqAdd::kOrdered;
   static constexpr bool kBulkDq = kSharesDq && Share::kDqAdd == DqAdd::kBulk;
-  static constexpr bool kEndsDq = kSharesDq && Share::kDqEnd != DqEnd::kKernel;
-  static constexpr bool kRecyclesDq = kSharesDq && Share::kDqEnd == DqEnd::kRecycled;
   static constexpr bool kEarly = Config::kEarlyLaunches;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
 
@@ -104,9 +95,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   // 64 of its rows, or where there are no more, 64 of its columns.
   static constexpr bool kSplitsDqColumns = !kOwnDq && kBlockColumns == 64;
   static constexpr int kDqColumns = kOwnDq ? minimum(kDepth, 64) : kSplitsDqColumns ? 64 : kDepth;
-  static constexpr int kDqSends =
-      kOwnDq ? divide_up(kBlockColumns, 64) * divide_up(kDepth, kDqColumns) : 1;  // of a step
-  static constexpr int kDqParts = kOwnDq ? 1 : kWarpgroups;                       // that a tile is added in
+  static constexpr int kDqParts = kOwnDq ? 1 : kWarpgroups;  // that a tile is added in
 
   // Warpgroups trade registers: those of rows share what the others leave of the even shares of the launch.
   static constexpr int kEvenRegisters = minimum(65536 / kThreads, 255) / 8 * 8;
@@ -155,13 +144,11 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                                                                (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128))),
                 "dq_share_fits_warpgroups");
   static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
-  static_assert(!kEndsDq || (kBulkDq && !Mods::kPacked && !kMasked), "dq_end_needs_bulk");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
-  // each warp that adds it by bulk copies; stages of sums that turn into dQ; stages of base and of shift where rows are
-  // keys; barriers.
+  // each warp that adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
@@ -176,10 +163,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskOffset = kY1Offset + kSecondStages * kY1Bytes;
   static constexpr int kDsOffset = kMaskOffset + kMaskStages * kMaskBytes;
   static constexpr int kDqOffset = kDsOffset + kDsStages * kDsBytes;
-  static constexpr int kEndOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
-  static constexpr int kEndBytes = 4096;
-  static constexpr int kEndStages = kEndsDq ? 4 : 0;
-  static constexpr int kBaseOffset = kEndOffset + kEndStages * kEndBytes;
+  static constexpr int kBaseOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
   static constexpr int kShiftOffset = kBaseOffset + kFirstStages * kValueBytes;
   static constexpr int kBarrierOffset = kShiftOffset + kSecondStages * kValueBytes;
   // Barriers in pairs, full and empty.
@@ -188,13 +172,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kY1Barrier = kY0Barrier + kFirstStages;
   static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
   static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
-  static constexpr int kAddedBarrier = kDsBarrier + kDsStages;  // of steps whose shares have been added
-  static constexpr int kAddedStages = kEndsDq ? 4 : 0;
-  static constexpr int kEndBarrier = kAddedBarrier + kAddedStages;
-  static constexpr int kBarriers = kEndBarrier + kEndStages;
+  static constexpr int kBarriers = kDsBarrier + kDsStages;
   // Of tiles that are cleared before they are full, one for each producer.
   static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
-  static constexpr int kBarrierBytes = kEndsDq ? 384 : 256;
+  static constexpr int kBarrierBytes = 256;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + kBarrierBytes;
   static_assert(16 * (kBarriers + Mods::kPacked) <= kBarrierBytes, "barriers_fit");
