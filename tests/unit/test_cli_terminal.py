@@ -26,7 +26,6 @@ from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.core.outcome import BuildFailed, Outcome, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import search
-from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
 from tests.conftest import REPOSITORY
@@ -55,11 +54,9 @@ class Pipeline(FakePipeline):
 
     def build(self, kernels: Sequence[Any], *rest: Any) -> Sequence[Any]:
         folder = Path("/cache/kernels/kernel")
-        built: Sequence[Built | Outcome] = super().build(kernels, *rest)
+        built: Sequence[Artifact | Outcome] = super().build(kernels, *rest)
         return [
-            kernel
-            if isinstance(kernel, Outcome)
-            else SimpleNamespace(**vars(kernel) | {"path": path})
+            kernel if isinstance(kernel, Outcome) else replace(kernel, path=path)
             for kernel, path in zip(
                 built, [folder / kernel.name for kernel in kernels], strict=True
             )

@@ -47,7 +47,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(TorchDevice, "synchronize", lambda device: made.synchronize())
     monkeypatch.setattr(measure, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(measure, "make_inputs", lambda problem, seed: None)
     monkeypatch.setattr(measure, "make_outputs", lambda *asked: None)
     monkeypatch.setattr(measure, "warm_up", lambda: made.warmed.append(made.now))
     monkeypatch.setattr(sampling, "_Prepared", lambda *asked: sample)
@@ -55,7 +54,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def rounds_of(clock: Clock, **options: Any) -> int:
-    measurer = InProcessMeasurer(cold=False, rounds=12, **options)
+    def inputs(problem: Problem, /, *, seed: int) -> Any:
+        return None
+
+    measurer = InProcessMeasurer(cold=False, rounds=12, inputs=inputs, **options)
     entry: Any = SimpleNamespace(name="one")
     (timing,) = measurer.measure(PROBLEM, [entry], budget_seconds=10.0)
     assert clock.warmed == [0.0]  # once, before the first round

@@ -156,7 +156,7 @@ def test_layouts_compilation_and_no_keys() -> None:
     assert torch.equal(flash_attn_func(*turned, layout="bshd", **options).transpose(1, 2), expected)
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
     for left in (4, 3, 2):  # from the second on the window is a variable of the compiled code
-        options = {**options, "window_size": (left, 1)}
+        options = {**options, "window_size": (left, 1), "softcap": float(left)}  # the cap, too
         expected = flash_attn_func(q, k, v, **options)
         assert torch.equal(compiled(q, k, v, **options), expected)
     o, lse = flash_attn_func(q, k[:, :, :0], v[:, :, :0], sinks=SLOPES, return_lse=True)

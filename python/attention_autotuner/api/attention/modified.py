@@ -282,8 +282,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> Non
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
     tensors = (call.alibi_slopes, call.attn_mask, call.sinks, *call[16:18], call.bias_table)
-    tensors += (call.prefix_lens, call.document_ids)
-    ctx.save_for_backward(*call[:3], *output, *tensors)
+    ctx.save_for_backward(*call[:3], *output, *tensors, call.prefix_lens, call.document_ids)
     ctx.others, ctx.longest = call[3:11], call[18:20]
     ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
     ctx.settings = settings.current()

@@ -104,6 +104,8 @@ def as_float(name: str, value: object, also: str = "") -> float:
             f"requires_grad={value.requires_grad}",
         )
         number = value.item() if value.dim() == 0 else value
+    elif isinstance(value, float):
+        return value  # torch.compile traces one that changes, but no question about its attributes
     elif getattr(value, "shape", None) == () and hasattr(value, "__dlpack_device__"):
         number = number.item() if number.__dlpack_device__()[0] == CPU_MEMORY else number
     checks.fail_unless(
