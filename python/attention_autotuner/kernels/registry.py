@@ -93,7 +93,7 @@ def _candidates(
 
 def awaits_gpu(kernel: Kernel[Any], problem: Problem) -> bool:
     """True for what the emulated machine alone has verified: searches offer it, as they verify, nothing else does."""
-    return kernel.family == "sm90" and (problem.spanned or "bias_table" in problem.modifications)
+    return kernel.family == "sm90" and "bias_table" in problem.modifications
 
 
 def default(problem: Problem, families: tuple[Family, ...], spec: ArchSpec) -> Candidate | None:

@@ -2,8 +2,8 @@
 
 A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and stages
 that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with other orders, too. CTAs are
-persistent where their work is equal; the longest blocks first, of causal masks and of packed sequences, need the
-hardware's order.
+persistent where their work is equal; the longest blocks first, of causal masks, packed sequences and documents, need
+the hardware's order.
 """
 
 from __future__ import annotations
@@ -106,7 +106,11 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
 
 
 def _usual_order(problem: Problem) -> CtaOrder:
-    return "longest_first" if problem.causal or problem.packed else "raster"
+    return "longest_first" if _is_uneven(problem) else "raster"
+
+
+def _is_uneven(problem: Problem) -> bool:
+    return problem.causal or problem.packed or problem.spanned
 
 
 def _points(
@@ -178,7 +182,7 @@ def _fitted(
     knobs = AttentionBackwardSm90Knobs(
         decomposition=decomposition,
         cta_order=cta_order,
-        persistent=not (problem.causal or problem.packed),
+        persistent=not _is_uneven(problem),
         **passes,
     )
     fitted = {

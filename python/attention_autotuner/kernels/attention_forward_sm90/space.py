@@ -177,7 +177,7 @@ def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Kno
 
 def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
-    if problem.packed:
+    if problem.packed or problem.spanned:
         return "dynamic"  # as lengths differ
     row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
     tiles = row_blocks * problem.heads_q * problem.batch
