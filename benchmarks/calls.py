@@ -221,6 +221,8 @@ def ours(problem: Problem, device_type: str | None) -> Function:
 
     def attention(q: Any, k: Any, v: Any, *others: Any) -> Any:
         named = {**options_of(problem), **dict(zip(others_of(problem), others, strict=True))}
+        if "bias_table" in named:
+            named["bias"] = named.pop("bias_table")  # the modification, as functions call it
         if not problem.packed:
             return package.flash_attn_func(q, k, v, device_type, **named)
         named |= zip("qkv", map(packed_rows, (q, k, v)), strict=True)

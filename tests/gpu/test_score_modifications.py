@@ -113,8 +113,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "softcap that bites": {"softcap": 0.5},
     "alibi": {"alibi_slopes": True},
     "sinks": {"sinks": True, "window_size": (127, 0)},
-    "bias": {"bias_table": 128},
-    "bias of near pairs and sinks": {"bias_table": 5, "sinks": True, "softcap": 2.0},
+    "bias": {"bias": 128},
+    "bias of near pairs and sinks": {"bias": 5, "sinks": True, "softcap": 2.0},
 }
 
 
@@ -156,7 +156,7 @@ def test_results_and_gradients_against_fp64(
     options: dict[str, Any] = dict(VALUES[name])
     if "alibi_slopes" in options:
         options["alibi_slopes"] = 2.0 ** -torch.arange(1, 9, device=device).float()
-    learned = [name for name in ("sinks", "bias_table") if name in options]
+    learned = [name for name in ("sinks", "bias") if name in options]
     for name in learned:
         shape = (8,) if name == "sinks" else (8, 2 * options[name] + 1)
         options[name] = normal(*shape, of=torch.float32)
@@ -187,7 +187,7 @@ def test_results_and_gradients_against_fp64(
 def test_the_gradient_of_a_table_is_the_same_bits_each_time(device: torch.device) -> None:
     q, k, v = (torch.randn(2, 8, 777, 128, device=device, dtype=torch.float16) for _ in range(3))
     table = torch.randn(8, 2 * 100 + 1, device=device, requires_grad=True)
-    o = flash_attn_func(q, k, v, causal=True, bias_table=table)
+    o = flash_attn_func(q, k, v, causal=True, bias=table)
     o_grad = torch.randn_like(o)
     first, second = (torch.autograd.grad(o, table, o_grad, retain_graph=True) for _ in range(2))
     assert first[0].any()

@@ -45,7 +45,7 @@ def formula(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
-    bias_table: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     attn_mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float64,
@@ -61,9 +61,9 @@ def formula(
     if alibi_slopes is not None:
         slopes = alibi_slopes if alibi_slopes.dim() == 2 else alibi_slopes[None]
         s = s - slopes.to(dtype)[..., None, None] * to_end.abs()
-    if bias_table is not None:
-        most = bias_table.shape[1] // 2
-        s = s + bias_table.to(dtype)[:, (-to_end).clamp(-most, most) + most]
+    if bias is not None:
+        most = bias.shape[1] // 2
+        s = s + bias.to(dtype)[:, (-to_end).clamp(-most, most) + most]
     behind = to_end if causal_alignment == "bottom_right" else rows[:, None] - keys
     left, right = (math.inf if x < 0 else x for x in window_size)
     seen = (behind <= left) & (behind >= (0 if causal else -right))

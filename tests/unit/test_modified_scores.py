@@ -42,7 +42,7 @@ HEADS = 4
 PLAIN = Problem(causal=True)
 SLOPES = torch.tensor([0.5, 0.25, 0.0, 1.0])
 TABLE = torch.randn(HEADS, 7, generator=torch.Generator().manual_seed(0))  # distances to 3
-LEARNED = ("sinks", "bias_table")
+LEARNED = ("sinks", "bias")
 VALUES: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 2)},
     "left": {"window_size": (2, -1), "causal": True},
@@ -53,12 +53,12 @@ VALUES: dict[str, dict[str, Any]] = {
     "boolean mask": {"attn_mask": torch.tensor([[True], [False], [True], [True]])[:, :, None]},
     "added mask": {"attn_mask": 2 * SLOPES.half()[:, None, None], "window_size": (3, 3)},
     "sinks": {"sinks": torch.tensor([-1.0, 3.0, 0.0, -9.0]), "causal": True},
-    "bias": {"bias_table": TABLE},
-    "one bias": {"bias_table": TABLE[:, :1], "causal": True, "causal_alignment": "top_left"},
+    "bias": {"bias": TABLE},
+    "one bias": {"bias": TABLE[:, :1], "causal": True, "causal_alignment": "top_left"},
     "all": {
         "softcap": 2.0,
         "alibi_slopes": SLOPES,
-        "bias_table": TABLE,
+        "bias": TABLE,
         "sinks": 2 * SLOPES,
         "window_size": (1, 4),
     },
@@ -128,7 +128,7 @@ def test_derivatives_of_both_orders_by_gradcheck() -> None:
 
 def test_gradients_can_be_differentiated_again() -> None:
     leaves = [*(x.requires_grad_() for x in make()), TABLE.clone().requires_grad_()]
-    options: dict[str, Any] = {"softcap": 2.0, "window_size": (3, 1), "bias_table": leaves[3]}
+    options: dict[str, Any] = {"softcap": 2.0, "window_size": (3, 1), "bias": leaves[3]}
     seconds = []
     for function in (flash_attn_func, lambda *x, **named: formula(*x, **named)[0]):
         o = function(*leaves[:3], **options)

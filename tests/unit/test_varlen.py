@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -47,7 +48,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "all": {
         "softcap": 2.0,
         "alibi_slopes": SLOPES,
-        "bias_table": torch.linspace(-1.0, 1.0, HEADS * 5).view(HEADS, 5),
+        "bias": torch.linspace(-1.0, 1.0, HEADS * 5).view(HEADS, 5),
         "sinks": torch.tensor([-1.0, 3.0, 0.0, -9.0]),
         "window_size": (3, -1),
         "causal": True,
@@ -90,7 +91,7 @@ def looped(q: Any, k: Any, v: Any, **options: Any) -> tuple[torch.Tensor, torch.
 def test_results_and_gradients_are_those_of_a_loop(name: str) -> None:
     leaves = [x.requires_grad_() for x in make()]
     options = dict(VALUES[name])
-    for learned in {"sinks", "bias_table"} & set(options):
+    for learned in {"sinks", "bias"} & set(options):
         options[learned] = options[learned].clone().requires_grad_()
         leaves.append(options[learned])
     results = [packed(*leaves[:3], return_lse=True, **options), looped(*leaves[:3], **options)]
@@ -108,10 +109,19 @@ def test_results_and_gradients_are_those_of_a_loop(name: str) -> None:
     assert o.is_contiguous()
 
 
+def test_arrays_with_a_bias_are_taken() -> None:
+    named = {"bias": VALUES["all"]["bias"], "cu_seqlens_q": ENDS[0], "cu_seqlens_k": ENDS[1]}
+    tensors = dict(zip("qkv", make(), strict=True)) | named
+    lengths = {"max_seqlen_q": max(LENGTHS_Q), "max_seqlen_k": max(LENGTHS_K)}
+    o = flash_attn_varlen_func(**{name: x.numpy() for name, x in tensors.items()}, **lengths)
+    assert isinstance(o, np.ndarray)
+    assert np.array_equal(o, flash_attn_varlen_func(**tensors, **lengths).numpy())
+
+
 def test_the_ops_pass_opcheck_and_compile() -> None:
     q, k, v = (x.transpose(0, 1)[None].requires_grad_() for x in make())
     call = (q, k, v, None, True, False, "", False, 3, -1, 0.0, SLOPES, None, SLOPES, None, None)
-    table = VALUES["all"]["bias_table"].clone().requires_grad_()
+    table = VALUES["all"]["bias"].clone().requires_grad_()
     torch.library.opcheck(modified.FORWARD_OP, (*call, *ENDS, 9, 9, table))
     three = make()
     compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")

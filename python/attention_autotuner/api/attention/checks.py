@@ -110,7 +110,7 @@ def check_spans(
     for name in (DOCUMENT_IDS, PREFIX_LENS):
         checks.fail_unless(
             not (name in values and "bias_table" in values),
-            f"{name} takes no bias_table, got both",
+            f"{name} takes no bias, got both",
         )
     checks.fail_unless(
         DOCUMENT_IDS not in values or seqlens[0] == seqlens[1],
@@ -173,11 +173,11 @@ def check_entries(table: torch.Tensor) -> int:
     sizes = tuple(table.shape)
     checks.fail_unless(
         len(sizes) == 2 and sizes[1] % 2 == 1,
-        f"bias_table must have the shape (heads_q, 2 * D + 1), got {sizes}",
+        f"bias must have the shape (heads_q, 2 * D + 1), got {sizes}",
     )
     checks.fail_unless(
         sizes[1] <= 2 * MAX_BIAS_DISTANCE + 1,
-        f"bias_table must have entries for distances of at most {MAX_BIAS_DISTANCE}, got {sizes[1] // 2}",
+        f"bias must have entries for distances of at most {MAX_BIAS_DISTANCE}, got {sizes[1] // 2}",
     )
     return sizes[1]
 

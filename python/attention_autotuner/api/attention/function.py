@@ -38,7 +38,7 @@ def flash_attn_func(
     window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    bias_table: Any = None,
+    bias: Any = None,
     attn_mask: Any = None,
     sinks: Any = None,
     prefix_lens: Any = None,
@@ -87,7 +87,7 @@ def flash_attn_func(
         softcap: c of ``c tanh(S / c)``, which scaled scores S become; 0 for none.
         alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]`` on q's device: after the softcap
             ``-slope |i + seqlen_k - seqlen_q - j|`` is added, ``seqlens_k[b]`` for ``seqlen_k``. They get no gradient.
-        bias_table: fp32 ``[heads_q, 2 * D + 1]`` on q's device, contiguous, D at most 65536: after the softcap the
+        bias: fp32 ``[heads_q, 2 * D + 1]`` on q's device, contiguous, D at most 65536: after the softcap the
             entry at ``clamp(j - i - (seqlen_k - seqlen_q), -D, D) + D`` is added, ``seqlens_k[b]`` for ``seqlen_k``.
             Differentiable; its gradient costs time where the table requires one.
         attn_mask: broadcasts to ``[batch, heads_q, seqlen_q, seqlen_k]``, whatever the layout: boolean, True where a
@@ -158,7 +158,7 @@ def flash_attn_func(
     modified = (
         window_size != NO_WINDOW
         or alibi_slopes is not None
-        or bias_table is not None
+        or bias is not None
         or attn_mask is not None
         or sinks is not None
         or prefix_lens is not None
@@ -171,7 +171,7 @@ def flash_attn_func(
     plainly = addresses is not None and len(addresses) == 3 + len(bounds)
     if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
         values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks}
-        values["bias_table"] = bias_table
+        values["bias"] = bias
         values |= {"prefix_lens": prefix_lens, "document_ids": document_ids}
         values = {name: x for name, x in values.items() if x is not None}
         if layout is not options.BHSD or not all(
@@ -202,6 +202,8 @@ def flash_attn_func(
         wanted = return_lse or differentiable
         arguments = (softmax_scale, causal, top_left, policy)
         if modified:
+            if bias is not None:
+                values["bias_table"] = values.pop("bias")  # the modification's name
             asked = Asked(window_size=window_size, softcap=softcap, tensors=values)
             return attention_modified.attention(
                 *(q, k, v, asked, bounds),

@@ -159,9 +159,9 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
             shape = (batch,) if name == PREFIX_LENS else (batch, q.shape[2])
         if name == "alibi_slopes" and x.dim() == 2:
             shape = (batch, heads)
-        if name == "bias_table":
-            shape = (heads, attention_checks.check_entries(x))
         dtype = torch.int32 if name in SPANNED else torch.float32
+        if name == "bias_table":
+            name, shape = "bias", (heads, attention_checks.check_entries(x))  # as a caller knows it
         checks.check_like(name, x, shape, dtype, q.device)
         checks.fail_unless(
             x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}"

@@ -42,7 +42,7 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
-    bias_table: Any = None,
+    bias: Any = None,
     sinks: Any = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
@@ -73,7 +73,7 @@ def flash_attn_varlen_func(
         window_size: keys before and after a row's diagonal.
         softcap: c of ``c tanh(S / c)``; 0 for none.
         alibi_slopes: fp32 ``[heads_q]`` or ``[sequences, heads_q]``.
-        bias_table: fp32 ``[heads_q, 2 * D + 1]``, by distances from each sequence's own diagonal.
+        bias: fp32 ``[heads_q, 2 * D + 1]``, by distances from each sequence's own diagonal.
         sinks: fp32 ``[heads_q]``.
         return_lse: return ``(o, lse)``, with lse ``[heads_q, total_q]`` in fp32, as flash_attn has it.
         deterministic: None follows ``torch.are_deterministic_algorithms_enabled()``.
@@ -92,7 +92,7 @@ def flash_attn_varlen_func(
     """
     options.refuse_number("flash_attn_varlen_func", device_type)
     options.refuse_others(flash_attn_varlen_func, others, OTHERS)
-    optional = {"alibi_slopes": alibi_slopes, "bias_table": bias_table, "sinks": sinks}
+    optional = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     tensors |= {name: x for name, x in optional.items() if x is not None}
     if not all(isinstance(x, torch.Tensor) for x in tensors.values()):
@@ -143,7 +143,7 @@ def flash_attn_varlen_func(
         *(scale, causal, causal_alignment == "top_left", policy, deterministic),
         *(left, -1 if causal else right, options.as_float("softcap", softcap)),
         *(alibi_slopes, None, sinks, None, None),
-        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, bias_table),
+        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, bias),
     )
     o = o.squeeze(0).transpose(0, 1)
     return (o, lse.squeeze(0)) if return_lse else o
