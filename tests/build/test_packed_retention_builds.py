@@ -34,6 +34,7 @@ from attention_autotuner.reference import retention_chunkwise
 from attention_autotuner.serving import dispatch
 from attention_autotuner.serving.loader import LoadedKernel
 from tests.emulation.build import build as emulated
+from tests.emulation.build import configure
 from tests.emulation.check import check
 from tests.fake_kernels import CPU
 from tests.gradients import forget_plans
@@ -171,6 +172,7 @@ def test_calls_reach_the_kernels(
         function: Callable[..., Any] = stand_in
         monkeypatch.setattr(place, name, function)
     for kernel in kernels.values():
+        configure(kernel)  # without the mistake that a test before this one left on
         kernel.prepare(0)
     generator = torch.Generator().manual_seed(0)
     shapes = ((1, 4, 300, 32), (1, 2, 300, 32), (1, 2, 300, 48))

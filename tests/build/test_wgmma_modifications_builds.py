@@ -94,8 +94,8 @@ MISTAKES = {
     ),
     "far_entry_of_another_base": (
         *("overlap", "bias", FORWARD_MODS),
-        "offset[half] += bias[least] * kLog2E;",
-        "offset[half] += bias[least];",
+        "offset[half] = T::kAlibi ? offset[half] + far : far;",
+        "offset[half] = (T::kAlibi ? offset[half] + far : far) / kLog2E;",
     ),
     "one_entry_serves": (
         *("two_pass", "bias", BACKWARD_MODS),
