@@ -89,3 +89,16 @@ def in_threads(work: Callable[..., None], jobs: Iterable[tuple[Any, ...]]) -> No
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def params_of_launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list that gets a copy of the params of each launch that is planned from now on."""
+    seen: list[Any] = []
+    make_launch = launch.Launch
+
+    def record(kernel: Any, params: Any, **named: Any) -> Any:
+        seen.append(type(params).from_buffer_copy(bytes(params)))
+        return make_launch(kernel, params, **named)
+
+    monkeypatch.setattr(launch, "Launch", record)
+    return seen

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -13,14 +14,14 @@ import torch
 import attention_autotuner
 from attention_autotuner import settings
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen import build as build_module
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.verify import verify
+from tests.gpu.quiet import nothing_built_or_waited_for
 from tests.gpu.timing import milliseconds
 from tests.numerics.kernel_pool import KernelPool
-from tests.numerics.packed_sequences import RETENTION, ends_of
+from tests.numerics.packed_sequences import LENGTHS, RETENTION, ends_of
 
 pytestmark = pytest.mark.gpu
 
@@ -41,8 +42,6 @@ CHECKED = [
     for dims in DIMS
     for direction in ("forward", "backward")
 ]
-LENGTHS = [1969, 1311, 268, 125, 411, 249, 1481, 154, 349]
-LENGTHS += [576, 2658, 398, 139, 1298, 680, 120, 2678, 1520]
 CALLED = [
     replace(
         RETENTION,
@@ -177,27 +176,14 @@ def test_a_graph_follows_the_lengths(device: torch.device) -> None:
 def test_no_composition_builds_or_waits(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    runs: list[object] = []
-    compile_units: Callable[..., Any] = build_module._compile
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        runs.append(arguments)
-        return compile_units(*arguments, **named)
-
     for index, lengths in enumerate(([300, 20], [1], [5] * 77, LENGTHS)):
         ends, leaves = ends_of(lengths, device), make(sum(lengths), len(lengths), device)
         q, k, v, gamma, state = leaves
-        if index > 0:
-            monkeypatch.setattr(build_module, "_compile", counted)
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            named = {"cu_seqlens": ends, "max_seqlen": max(lengths)}
+        named = {"cu_seqlens": ends, "max_seqlen": max(lengths)}
+        with nothing_built_or_waited_for(monkeypatch) if index > 0 else nullcontext():
             o, final = retention_func(q, k, v, gamma, initial_state=state, **named)
             (o.sum() + final.sum()).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
-    assert not runs
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -15,7 +15,6 @@ import torch
 
 from attention_autotuner import flash_attn_func
 from attention_autotuner.api.attention import plan as attention_plan
-from attention_autotuner.api.shared import launch
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
@@ -35,7 +34,7 @@ from attention_autotuner.tuning.lookup import distance
 from benchmarks import calls
 from benchmarks.baselines import BASELINES
 from benchmarks.suites import shape
-from tests.fake_kernels import serve_fakes
+from tests.fake_kernels import params_of_launches, serve_fakes
 from tests.numerics.score_modifications import KINDS, formula
 
 HEADS = 4
@@ -322,14 +321,7 @@ def test_values_reach_the_params(
     fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve_fakes(fake_kernel, monkeypatch) as fake:
-        seen: list[Any] = []
-        make_launch = launch.Launch
-
-        def record(kernel: Any, params: Any, **named: Any) -> Any:
-            seen.append(type(params).from_buffer_copy(bytes(params)))
-            return make_launch(kernel, params, **named)
-
-        monkeypatch.setattr(launch, "Launch", record)
+        seen = params_of_launches(monkeypatch)
         for window, softcap in (((3, -1), 2.5), ((4, -1), 1.5)):
             modifiers = Modifiers(window_size=window, softcap=softcap, sinks=SLOPES)
             q, k, v = make()

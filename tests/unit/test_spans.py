@@ -15,7 +15,6 @@ import torch
 
 from attention_autotuner import flash_attn_func
 from attention_autotuner.api.attention import plan as attention_plan
-from attention_autotuner.api.shared import launch
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.core import spans
 from attention_autotuner.core.identity import values_of
@@ -28,7 +27,7 @@ from attention_autotuner.operations.attention.modified import Modifiers
 from attention_autotuner.operations.attention.modified_inputs import ways
 from attention_autotuner.tuning.class_pools import small_problem
 from attention_autotuner.tuning.lookup import distance
-from tests.fake_kernels import serve_fakes
+from tests.fake_kernels import params_of_launches, serve_fakes
 from tests.numerics.spans import BASE, KINDS, dense_mask
 
 SEQLEN = 17
@@ -242,14 +241,7 @@ def test_ids_and_prefixes_reach_the_params(
     fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve_fakes(fake_kernel, monkeypatch) as fake:
-        seen: list[Any] = []
-        make_launch = launch.Launch
-
-        def record(kernel: Any, params: Any, **named: Any) -> Any:
-            seen.append(type(params).from_buffer_copy(bytes(params)))
-            return make_launch(kernel, params, **named)
-
-        monkeypatch.setattr(launch, "Launch", record)
+        seen = params_of_launches(monkeypatch)
         for ids in (IDS, IDS + 1):  # values build and choose nothing
             modifiers = Modifiers(prefix_lens=PREFIXES, document_ids=ids)
             q, k, v = (x.detach() for x in make())
