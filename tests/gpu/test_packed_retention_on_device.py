@@ -190,7 +190,7 @@ def test_no_composition_builds_or_waits(
 def test_uneven_lengths_are_balanced(backward: bool, device: torch.device) -> None:
     """One sequence of half the rows among a hundred others: its states go from CTA to CTA, which equal ones need not.
 
-    On an H200 a row takes 2.7 times as long forward and 3.4 backward; one CTA for it would take over ten times as long.
+    On an H200 a row takes 2.7 times as long forward and 3.4 backward.
     """
     times = []
     for lengths in ([16384, *[164] * 100], [328] * 100):

@@ -156,6 +156,11 @@ def kernel_log() -> Iterator[str]:
     yield f"{least} to 3.01, geometric mean {mean}"
 
 
+def retention_of_packed() -> Iterator[str]:
+    ratios = result("kernel_log")["retention_packed_uneven"]["ratio_of_rows"]
+    yield f"a row takes {ratios['forward']:.1f} times as long forward and {ratios['backward']:.1f} backward"
+
+
 @pytest.mark.parametrize(
     ("page", "sentences"),
     [
@@ -166,6 +171,7 @@ def kernel_log() -> Iterator[str]:
         ("score_modifications.md", score_modifications),
         ("troubleshooting.md", troubleshooting),
         ("kernel_log.md", kernel_log),
+        ("retention.md", retention_of_packed),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
