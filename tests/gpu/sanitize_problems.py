@@ -1,11 +1,14 @@
-"""Kernels with modified scores, windows, bounds, documents or packed sequences under a sanitizer, by the verifier.
+"""Kernels with modified scores, windows, documents or packed sequences under a sanitizer, by the verifier.
 
     python -m tests.gpu.sanitize_problems --store DIR --build      # needs the compiler, not the GPU
     compute-sanitizer --tool memcheck --kernel-name kns=attention_autotuner \
         python -m tests.gpu.sanitize_problems --store DIR
+    compute-sanitizer --tool racecheck --kernel-name kns=attention_autotuner \
+        python -m tests.gpu.sanitize_problems --store DIR --only packed-forward-sm90
 
-Only kernels of this project are watched, since the verifier's references run in torch. ``tests.gpu.sanitize`` has the
-plain kernels, without torch. The status is 1 when a result is wrong.
+Tensors and launches are cupy's and references are torch's on the CPU: under racecheck the modules that torch loads on
+a GPU end in an error of the sanitizer's own. ``tests.gpu.sanitize`` has the plain kernels. The status is 1 when a
+result is wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
@@ -25,20 +30,31 @@ from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import registry
-from attention_autotuner.serving import loader
+from attention_autotuner.tuning import isolated, worker
+from attention_autotuner.tuning.remote import RemoteKernel
 from attention_autotuner.tuning.verify import verify
 
 from .sanitize import CHECK_RACES
 
+CPU = torch.device("cpu")
 SMALL = Problem(
     batch=2, heads_q=2, heads_kv=1, seqlen_q=140, seqlen_k=160, dim_qk=64, dim_v=64, causal=True
 )
 FEATURES: dict[str, dict[str, Any]] = {
     "modified": {"modifications": ("softcap", "alibi_slopes", "sinks"), "window_size": (31, -1)},
     "spanned": {"modifications": ("prefix_lens", "document_ids"), "seqlen_k": 140},
+    "biased": {"modifications": ("bias_table",)},
     "packed": {"batch": 5, "packed_rows": (301, 340)},
+    "retention": {
+        "op": "retention",
+        "heads_kv": 2,
+        "seqlen_k": 140,
+        "batch": 5,
+        "packed_rows": (301, 301),
+    },
 }
 DIRECTIONS: dict[str, dict[str, Any]] = {
     "forward": {"direction": "forward"},
@@ -60,6 +76,19 @@ def cases() -> dict[str, tuple[Problem, Candidate]]:
     return cases_of
 
 
+def _verified(
+    launching: isolated.InProcess, problem: Problem, candidate: Candidate, artifact: Artifact
+) -> Outcome:
+    """The outcome of one check, with inputs of one seed."""
+    library = {"path": str(artifact.path), "launch_knobs": dict(candidate.launch_knobs)}
+    described = launching.call("load", library=library)
+    if isinstance(described, Outcome):
+        return described
+    kernel = RemoteKernel(launching.call, described, CPU)
+    made = candidate.deterministic
+    return verify(problem, kernel, deterministic=made, seeds=(0,), device=CPU)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the kernels, or verify them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -75,16 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         toolchain=replace(toolchain, cuda_flags=(*toolchain.cuda_flags, CHECK_RACES)),
         store=Store(options.store),
     )
+    launching = isolated.InProcess(0, tasks=worker.TASKS)
     failed = 0
     for (name, (problem, candidate)), artifact in zip(chosen.items(), built, strict=True):
         said: object = artifact
         if isinstance(artifact, Artifact) and not options.build:
-            said = verify(
-                problem,
-                loader.load(artifact.path),
-                deterministic=candidate.deterministic,
-                seeds=(0,),
-            )
+            said = _verified(launching, problem, candidate, artifact)
         ok = isinstance(artifact, Artifact) and (options.build or bool(getattr(said, "ok", False)))
         failed += not ok
         print(f"{name}: {candidate.name}: {'ok' if ok else said}", flush=True)

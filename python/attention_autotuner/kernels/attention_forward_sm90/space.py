@@ -73,6 +73,9 @@ class Preference:
         plan: warpgroups and main loop.
         block_n: key rows of a step, the first legal one.
         ping_pong: as the knob.
+        least_keys: tokens of K from which it holds, without and with a causal mask; None: never.
+        modifications: it holds for problems with these, or some of them, and no others; None: for all.
+        schedule: as the knob; None: as the mask and the tiles have it.
     """
 
     dim_qk: int
@@ -80,15 +83,45 @@ class Preference:
     plan: tuple[int, Mainloop]
     block_n: tuple[int, ...]
     ping_pong: bool = False
+    least_keys: tuple[int | None, int] = (0, 0)
+    modifications: frozenset[str] | None = None
+    schedule: Schedule | None = None
+
+    def holds(self, problem: Problem) -> bool:
+        """True for the problems that the row is about."""
+        if problem.padded_dim_qk > self.dim_qk or problem.padded_dim_v > self.dim_v:
+            return False
+        least = self.least_keys[problem.causal]
+        if least is None or problem.seqlen_k < least:
+            return False
+        modified = frozenset(problem.compiled_modifications)
+        return self.modifications is None or (bool(modified) and modified <= self.modifications)
 
 
 STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
+    Preference(dim_qk=64, dim_v=64, plan=(3, "serial"), block_n=(128,), least_keys=(2048, 8192)),
     Preference(dim_qk=64, dim_v=64, plan=(4, "serial"), block_n=(64,), ping_pong=True),
     Preference(dim_qk=80, dim_v=80, plan=(3, "serial"), block_n=(96,)),
     Preference(dim_qk=96, dim_v=96, plan=(3, "serial"), block_n=(80,)),
     Preference(dim_qk=112, dim_v=112, plan=(3, "serial"), block_n=(64,)),
+    Preference(
+        dim_qk=128,
+        dim_v=128,
+        plan=(2, "overlap_flat"),
+        block_n=(128,),
+        least_keys=(None, 0),
+        modifications=frozenset(("alibi_slopes", "bias_table", "sinks")),
+    ),
+    Preference(
+        dim_qk=128,
+        dim_v=128,
+        plan=(3, "serial"),
+        block_n=(64,),
+        least_keys=(2048, 0),
+        schedule="dynamic",
+    ),
     Preference(dim_qk=192, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 80)),
     Preference(dim_qk=256, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 64)),
 )
@@ -122,10 +155,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
     if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
         return _default_stream(problem, spec)
-    for row in PREFERENCES:
-        if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
-            continue
-        variation = (True, row.ping_pong, _schedule(problem, row.plan[0], spec))
+    for row in filter(lambda row: row.holds(problem), PREFERENCES):
+        schedule = row.schedule or _schedule(problem, row.plan[0], spec)
+        variation = (True, row.ping_pong, schedule)
         for block_n in row.block_n:
             points = _of_tile(space, (*row.plan, block_n), (variation,))
             knobs = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
