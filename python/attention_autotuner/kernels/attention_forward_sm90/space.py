@@ -112,7 +112,16 @@ PREFERENCES: tuple[Preference, ...] = (
         plan=(2, "overlap_flat"),
         block_n=(128,),
         least_keys=(None, 0),
-        modifications=frozenset(("alibi_slopes", "bias_table", "sinks")),
+        modifications=frozenset(("alibi_slopes", "sinks")),
+    ),
+    Preference(
+        dim_qk=128,
+        dim_v=128,
+        plan=(3, "serial"),
+        block_n=(64,),
+        ping_pong=True,
+        least_keys=(None, 0),
+        modifications=frozenset(("bias_table", "softcap")),
     ),
     Preference(
         dim_qk=128,
