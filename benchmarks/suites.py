@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attention_autotuner.core.modifications import VALUED
 from attention_autotuner.core.problem import DType, Problem, of_shape
 from attention_autotuner.operations.registry import OPERATIONS
 
@@ -176,8 +175,6 @@ def _read_suites() -> Iterator[Suite]:
     settings = json.loads(HERE.joinpath("suites.json").read_text(encoding="utf-8"))
     with HERE.joinpath("cases.csv").open(encoding="utf-8", newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    # Cases of modifications that attention does not have yet wait for them.
-    awaited = {"bias-table", "document-ids", "prefix-lens"} - {x.replace("_", "-") for x in VALUED}
     for suite in settings["suites"]:
         named = suite.pop("cases_of", suite["name"])
         cases = tuple(
@@ -191,7 +188,7 @@ def _read_suites() -> Iterator[Suite]:
                 races=tuple(tuple(race.split("+")) for race in row["races"].split()),
             )
             for row in rows
-            if row["suite"] == named and {*row["shape"].split()}.isdisjoint(awaited)
+            if row["suite"] == named
         )
         tuning = Tuning(**suite["tuning"]) if "tuning" in suite else None
         yield Suite(**{**suite, "cases": cases, "tuning": tuning})
