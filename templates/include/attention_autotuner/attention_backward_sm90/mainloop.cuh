@@ -7,6 +7,7 @@
 
 #include <type_traits>
 
+#include "attention_autotuner/attention_backward_sm90/bias_sums.cuh"
 #include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
 #include "attention_autotuner/attention_backward_sm90/retnet_scores.cuh"
@@ -17,8 +18,6 @@
 #include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
 
 namespace attention_autotuner::softmax_backward {
-
-inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
 
 template <typename T>
 using ScoresOf = std::conditional_t<T::kRetNet, BackwardPassSm90RetNet<T>, BackwardPassSm90Scores<T>>;
@@ -55,6 +54,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
   using typename Base::First;
   using typename Base::Second;
   using Stored = BarrierRing<T::kSharesDq ? T::kDsStages : 1>;  // of dS
+  using Sums = BiasSums<T>;
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
@@ -213,6 +213,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     if constexpr (T::kHasDs) fence_accumulators(dp);
     Base::differentiate(index, now);
     Base::pack_p();
+    Sums::add(*this, now);
     Base::pack_ds();
     store_ds(index);
   }
@@ -254,6 +255,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       add_dq(index, before);
       send_dq(before);
       Base::pack_p();
+      Sums::add(*this, now);
       Base::pack_ds();
       store_ds(index + 1);
     } else {
@@ -282,6 +284,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     warpgroup_wait<1>();
     fence_accumulators(dp);
     Base::differentiate(index, now);
+    Sums::add(*this, now);
     Base::pack_ds();
     store_ds(index);
     if constexpr (!Last) issue_scores(index + 1);
@@ -309,13 +312,14 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
 #pragma unroll
       for (int i = 0; i < T::kColumns / 2; ++i) dv[i] = 0.0f;
     }
-    if (Base::steps() == 0) return;
+    if (Base::steps() == 0) return Sums::write_nothing(*this);
     Base::load_row_values();
     Base::wait_for_rows(0);
     if constexpr (T::kHasDs) Base::wait_for_rows(1);
     if constexpr (T::kHeldRows) load_fragments<T::kDepth>(x0, x0_tile());
     if constexpr (T::kHeldRows && T::kHasDs) load_fragments<T::kColumns>(x1, x1_tile());
     Cursor now = range.begin();
+    Sums::clear(*this);
     if constexpr (T::kOrder == IssueOrder::kSerial) {
 #pragma unroll 1
       for (int index = begin; index < end; ++index, range.next(now)) {
@@ -347,6 +351,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       }
       results_alone(end - 1, now);
     }
+    Sums::write(*this);
     if (warp_arrives()) {
       Base::release_rows(0);
       if constexpr (T::kHasDs) Base::release_rows(1);
