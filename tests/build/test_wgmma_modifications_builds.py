@@ -49,7 +49,10 @@ FUSED = AttentionBackwardSm90Knobs(
     decomposition="fused", keys=KEYS, dq_share=DqShareSm90(dq_by="own", dq_add="ordered")
 )
 TWO = AttentionBackwardSm90Knobs(
-    decomposition="two_pass", keys=replace(KEYS, issue_order="scores_ahead"), dq=KEYS
+    decomposition="two_pass",
+    keys=replace(KEYS, issue_order="scores_ahead"),
+    dq=KEYS,
+    gathered_stores=True,
 )
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,

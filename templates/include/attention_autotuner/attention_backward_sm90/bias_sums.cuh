@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -27,7 +28,9 @@ struct BiasSums {
   template <typename Consumer>
   __device__ __forceinline__ static void clear(Consumer const&) {}
   template <typename Consumer>
-  __device__ __forceinline__ static void add(Consumer const&, Cursor const&) {}
+  __device__ __forceinline__ static void add_near(Consumer const&, Cursor const&) {}
+  template <typename Consumer>
+  __device__ __forceinline__ static void add_far(Consumer const&, Cursor const&) {}
   template <typename Consumer>
   __device__ __forceinline__ static void write(Consumer const&) {}
   template <typename Consumer>
@@ -71,25 +74,31 @@ struct BiasSums<T, true> {
     }
     __syncwarp();
   }
-  // Adds dS of a tile, in the place of dP.
+  // Adds dS of a tile near the diagonal, in the place of dP.
   template <typename Consumer>
-  __device__ __forceinline__ static void add(Consumer const& consumer, Cursor const& now) {
+  __device__ __forceinline__ static void add_near(Consumer const& consumer, Cursor const& now) {
     if (consumer.arguments.bias_sums == nullptr) return;
-    auto const& p = consumer.common().params;
-    int const distance = consumer.arguments.bias_distance;
-    int const corner = consumer.first_row() - now.tile * T::kBlockColumns - (p.seqlen_k - p.seqlen_q);
-    int const least = corner - (T::kBlockColumns - 1), most = corner + kWarpgroupRows - 1;
-    uint32_t const sums = of_warp(consumer);
-    if (most > -distance && least < distance) {
-      add_diagonals(consumer.dp, sums, corner + 16 * softmax_forward::warp_in_warpgroup(), distance);
-    } else {
-      uint32_t const side = sums + 4 * (kSides + (least >= distance ? 32 : 0) + lane_index());
-      float const before = load_shared_float(side);
-      float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int i = 0; i < T::kBlockColumns / 2; ++i) four[i % 4] += consumer.dp[i];
-      store_shared(side, __float_as_uint(before + ((four[0] + four[1]) + (four[2] + four[3]))));
+    int const first = first_past(consumer, now), distance = consumer.arguments.bias_distance;
+    if (is_near(first, distance)) {
+      add_diagonals(consumer.dp, of_warp(consumer), first + 16 * softmax_forward::warp_in_warpgroup(), distance);
     }
+  }
+  // Adds dS of a tile that is far from it, as packed: beside MMAs that read it.
+  template <typename Consumer>
+  __device__ __forceinline__ static void add_far(Consumer const& consumer, Cursor const& now) {
+    if (consumer.arguments.bias_sums == nullptr) return;
+    int const first = first_past(consumer, now), distance = consumer.arguments.bias_distance;
+    if (is_near(first, distance)) return;
+    uint32_t const sum = of_warp(consumer) + 4 * (kSides + (first > 0 ? 32 : 0) + lane_index());
+    float const before = load_shared_float(sum);
+    float four[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < T::kBlockColumns / 4; ++i) {
+      float2 const pair = unpack_pair<typename T::Element>(consumer.ds[i]);
+      four[2 * i % 4] += pair.x;
+      four[2 * i % 4 + 1] += pair.y;
+    }
+    store_shared(sum, __float_as_uint(before + ((four[0] + four[1]) + (four[2] + four[3]))));
   }
   // At the end of a head: what it got goes to the workspace.
   template <typename Consumer>
@@ -133,6 +142,16 @@ struct BiasSums<T, true> {
   }
 
  private:
+  // How far the warpgroup's first key is past the diagonal of a tile's first query.
+  template <typename Consumer>
+  __device__ __forceinline__ static int first_past(Consumer const& consumer, Cursor const& now) {
+    auto const& p = consumer.common().params;
+    return consumer.first_row() - now.tile * T::kBlockColumns - (p.seqlen_k - p.seqlen_q);
+  }
+  // Whether some of its scores take entries of their own.
+  __device__ __forceinline__ static bool is_near(int first, int distance) {
+    return first + kWarpgroupRows - 1 > -distance && first - (T::kBlockColumns - 1) < distance;
+  }
   // `first`: how far the warp's first key is past the diagonal of the tile's first query.
   template <int Scores>
   __device__ __forceinline__ static void add_diagonals(float const (&ds)[Scores], uint32_t sums, int first,

@@ -75,6 +75,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kOrdered = kSharesDq && Share::kDqAdd == DqAdd::kOrdered;
   static constexpr bool kBulkDq = kSharesDq && Share::kDqAdd == DqAdd::kBulk;
   static constexpr bool kEarly = Config::kEarlyLaunches;
+  static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
 
   static constexpr int kWarpgroups = Pass::kWarpgroups;  // of rows; one more is the producer, and perhaps one adds dQ
