@@ -49,7 +49,10 @@ FUSED = AttentionBackwardSm90Knobs(
     decomposition="fused", keys=KEYS, dq_share=DqShareSm90(dq_by="own", dq_add="ordered")
 )
 TWO = AttentionBackwardSm90Knobs(
-    decomposition="two_pass", keys=replace(KEYS, issue_order="scores_ahead"), dq=KEYS
+    decomposition="two_pass",
+    keys=replace(KEYS, issue_order="scores_ahead"),
+    dq=KEYS,
+    gathered_stores=True,
 )
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
@@ -62,7 +65,8 @@ KNOBS: dict[str, Any] = {
 }
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
 WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
-VALUES = {**KINDS, "pair": PAIR, "window_and_bias": WINDOWED}
+CAPPED = {**WINDOWED, "modifications": ("softcap", "bias_table")}
+VALUES = {**KINDS, "pair": PAIR, "window_and_bias": WINDOWED, "capped_window_and_bias": CAPPED}
 CASES = [
     *(("overlap", kind) for kind in ("window", "softcap", "alibi", "sinks")),
     *((name, "bent") for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass")),
@@ -103,14 +107,24 @@ MISTAKES = {
         "varies = false;",
     ),
     "hidden_pairs_count": (
-        *("fused", "window_and_bias", "common/bias_gradient.cuh"),
+        *("fused", "capped_window_and_bias", "common/bias_gradient.cuh"),
         "if (column >= first && column < end) sum[i][j][2 * half + e] += ds;",
         "sum[i][j][2 * half + e] += ds;",
     ),
     "ends_exchanged": (
-        *("fused", "bias", "common/bias_gradient.cuh"),
+        *("fused", "biased", "common/bias_gradient.cuh"),
         "result[0] = distance == 0 ? low + high : low;",
         "result[0] = high;",
+    ),
+    "one_far_side": (
+        *("fused", "bias", "attention_backward_sm90/bias_sums.cuh"),
+        "if (distance > 0) store_shared(entries + 8 * distance, __float_as_uint(high));",
+        "",
+    ),
+    "straight_diagonals": (
+        *("fused", "bias", "attention_backward_sm90/bias_sums.cuh"),
+        "if (column >= 0 && column < kColumns) total += load_shared_float(diagonal + 4 * (kColumns + 1) * r);",
+        "if (column >= 0 && column < kColumns) total += load_shared_float(diagonal + 4 * kColumns * r + 28);",
     ),
     "far_rows_seen": (
         *("fused", "window", "attention_backward_sm90/scores.cuh"),

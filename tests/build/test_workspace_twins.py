@@ -255,6 +255,7 @@ BUILT = {
         "80",
     ),
     "sm90": (sm90(op="retnet", mask="explicit", direction="backward"), "90"),
+    "biased_sm90": (sm90(modifications=("bias_table",), direction="backward"), "90"),
     "chunks": (
         chunked(
             "chunkwise",

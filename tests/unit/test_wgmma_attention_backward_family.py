@@ -50,7 +50,7 @@ def offered(problem: Problem) -> list[Candidate]:
 def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) -> None:
     problem = with_dims(dims)
     candidates = offered(problem)
-    assert 2 <= len(candidates) <= 73
+    assert 2 <= len(candidates) <= 76
     assert len({candidate.name for candidate in candidates}) == len(candidates)
     for options in ({}, {"causal": True}, {"deterministic": True}):
         other = with_dims(dims, **options)
@@ -88,6 +88,9 @@ def test_every_variant_is_offered() -> None:
     }
     early = {(k.decomposition, k.dq_share and k.dq_share.dq_by) for k in knobs if k.early_launches}
     assert early == {("fused", "keys"), ("fused", "own"), ("two_pass", None), ("three_pass", None)}
+    assert {(k.decomposition, k.early_launches) for k in knobs if k.gathered_stores} == {
+        ("fused", True)
+    }
     passes = [item for k in knobs for item in k.passes.values()]
     assert {item.issue_order for item in passes} == {
         "serial",

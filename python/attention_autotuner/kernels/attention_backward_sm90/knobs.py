@@ -99,6 +99,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         persistent: True where CTAs stay and take every n-th block, whose loads begin while the one before is written.
         early_launches: True where each kernel of a call begins before the one ahead has ended (programmatic dependent
             launch), with what it needs nothing of that one for.
+        gathered_stores: True where lanes exchange results until each has 16 bytes of a row to store, not four.
     """
 
     kernel: ClassVar[str] = "attention_backward_sm90"
@@ -122,6 +123,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     cta_order: CtaOrder = "raster"
     persistent: bool = False
     early_launches: bool = field(default=False, metadata=LATER)
+    gathered_stores: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         names = tuple(self.passes)
@@ -157,6 +159,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
                 ORDER_LABELS[self.cta_order],
                 *["persistent"] * self.persistent,
                 *["early"] * self.early_launches,
+                *["gathered"] * self.gathered_stores,
             ]
         )
 

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...arch.h100 import H100_SPEC
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
+from ...core.modifications import PACKED, TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
 from ..shared.sm90_tiles import (
     ALIGNMENT_BYTES,
@@ -37,6 +38,7 @@ REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
 REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another warpgroup's
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
+BIAS_WARP_BYTES = 2048  # of a warp that sums dS by distance from the diagonal
 ENOUGH_CTAS = H100_SPEC.num_sms
 
 
@@ -180,7 +182,30 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
     tiles = rows + knobs.block_columns * (stages + masks + ds)
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
+    used = ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
+    of_bias = 4 * knobs.warpgroups * BIAS_WARP_BYTES if _may_sum_bias(shape) else 0
+    return used + (of_bias if used + of_bias <= H100_SPEC.smem_per_block_bytes else 0)
+
+
+def _may_sum_bias(shape: BackwardPassSm90Shape) -> bool:
+    """True where the pass finds the gradient of a bias table if there is shared memory for it."""
+    names = set(shape.candidate.modifications)
+    plain = "bias_table" in names and not names & {"softcap", PACKED}
+    return plain and shape.has_ds and not shape.by_queries
+
+
+def sums_bias(problem: Problem, candidate: Candidate) -> bool:
+    """True where the pass over keys finds the gradient of a bias table of typical distance.
+
+    Where a CTA has several query heads, or no shared memory left, a kernel of its own does.
+    """
+    keys = shapes(candidate)[0]
+    if not _may_sum_bias(keys) or problem.heads_q // problem.heads_kv != head_splits(
+        problem, candidate
+    ):
+        return False
+    without = replace(keys, candidate=replace(candidate, modifications=()))
+    return smem_bytes(keys) > smem_bytes(without)
 
 
 def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
@@ -228,4 +253,9 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
         listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
     used = lse_delta_bytes(problem) + sums + partial + listed + span_bytes(problem)
     of_bias = bias_sums_bytes(problem)
+    if sums_bias(problem, candidate):
+        keys = shapes(candidate)[0]
+        key_blocks = -(-problem.seqlen_k // keys.block_rows)
+        count = problem.heads_q * problem.batch * key_blocks * keys.knobs.warpgroups
+        of_bias = SUM_BYTES * count * (2 * TYPICAL_BIAS_DISTANCE + 1)
     return -(-used // 16) * 16 + of_bias if of_bias else used

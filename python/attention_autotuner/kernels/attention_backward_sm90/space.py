@@ -15,7 +15,7 @@ from typing import Any
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
-from ...core.problem import Problem
+from ...core.problem import NO_WINDOW, Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
 from .knobs import (
@@ -102,7 +102,13 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     space = replace(space, cta_orders=(_usual_order(problem),))
     if problem.deterministic:
         space = replace(space, shares=())
-    return first_legal(problem, spec, _points(problem, space, spec), passes_of, PRUNING_PREDICATES)
+    first = first_legal(problem, spec, _points(problem, space, spec), passes_of, PRUNING_PREDICATES)
+    if first is None or problem.window_size == NO_WINDOW:
+        return first
+    # A block of keys has few steps there, so that what it costs beside them counts. On an H200, fp16, d128, 16k causal
+    # with a window of 1024: 879 us against 924.
+    better = replace(first, early_launches=True, gathered_stores=True)
+    return next((knobs for knobs in _points(problem, space, spec) if knobs == better), first)
 
 
 def _usual_order(problem: Problem) -> CtaOrder:
@@ -146,9 +152,11 @@ def _points(
                 dq_share=share,
                 early_launches=early,
             )
-            if knobs not in seen and (knobs.deterministic or not problem.deterministic):
-                seen.add(knobs)
-                yield knobs
+            # Where launches are early, with stores gathered, too.
+            for made in (knobs, replace(knobs, gathered_stores=True))[: 1 + early]:
+                if made not in seen and (made.deterministic or not problem.deterministic):
+                    seen.add(made)
+                    yield made
         for mask_stages, decomposition, (block, (groups, columns)), of_pass in product(
             masks, PASSES, tiles, feeds
         ):

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/attention_backward_sm90/bias_gradient.cuh"
 #include "attention_autotuner/attention_backward_sm90/kernel.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
-#include "attention_autotuner/common/bias_gradient.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -65,6 +65,7 @@ struct AttentionBackwardSm90Entry {
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
   using Mods = ScoreModsOf<Config>;
+  using TableGradient = BiasGradientSm90<Config, Keys>;
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kPacked = Mods::kPacked;
@@ -116,7 +117,7 @@ struct AttentionBackwardSm90Entry {
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
             .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
-            .then([&] { return BiasGradient<Config>::prepare(device); })
+            .then([&] { return TableGradient::prepare(device); })
             .then([&] {
               if constexpr (kFused) {
                 auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
@@ -177,7 +178,7 @@ struct AttentionBackwardSm90Entry {
       spans = bytes;
       if constexpr (Mods::kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
       bias_sums = (bytes + 15) / 16 * 16;
-      if (int64_t const wanted = BiasGradient<Config>::workspace_bytes(p)) bytes = bias_sums + wanted;
+      if (int64_t const wanted = TableGradient::workspace_bytes(p, splits)) bytes = bias_sums + wanted;
     }
   };
   // Blocks of rows of a head, at most.
@@ -260,13 +261,14 @@ struct AttentionBackwardSm90Entry {
   }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
-                             cudaStream_t stream, int most_ctas) {
+                             float* bias_sums, cudaStream_t stream, int most_ctas) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments<KernelParams> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
     if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
     arguments.semaphores = semaphores;
+    TableGradient::put(arguments, p, common.splits.divisor, bias_sums);
     int const blocks = row_blocks<T>(p), batch = batch_of<kPacked>(p);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * batch;
@@ -323,6 +325,7 @@ struct AttentionBackwardSm90Entry {
     auto at = [workspace](int64_t bytes) { return static_cast<char*>(workspace) + bytes; };
     Common const common = arguments_of(p, workspace);
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
+    float* const bias_sums = reinterpret_cast<float*>(at(places.bias_sums));
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
@@ -344,12 +347,10 @@ struct AttentionBackwardSm90Entry {
           }
           return cuda_status(cudaGetLastError());
         })
-        .then([&] {
-          return BiasGradient<Config>::launch(common, reinterpret_cast<float*>(at(places.bias_sums)), stream);
-        })
+        .then([&] { return TableGradient::launch_before(common, bias_sums, stream); })
         .then([&] {
           return Passes::for_each([&](auto traits) {
-            return launch_pass<decltype(traits)>(common, semaphores, listed, stream, most_ctas);
+            return launch_pass<decltype(traits)>(common, semaphores, listed, bias_sums, stream, most_ctas);
           });
         })
         .then([&] {
@@ -364,6 +365,7 @@ struct AttentionBackwardSm90Entry {
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })
+        .then([&] { return TableGradient::launch_after(common, bias_sums, stream); })
         .status();
   }
 

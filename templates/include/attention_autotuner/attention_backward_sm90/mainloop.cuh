@@ -7,18 +7,17 @@
 
 #include <type_traits>
 
+#include "attention_autotuner/attention_backward_sm90/bias_sums.cuh"
 #include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/attention_backward_sm90/results.cuh"
 #include "attention_autotuner/attention_backward_sm90/retnet_scores.cuh"
 #include "attention_autotuner/attention_backward_sm90/scores.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
-#include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
 
 namespace attention_autotuner::softmax_backward {
-
-inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
 
 template <typename T>
 using ScoresOf = std::conditional_t<T::kRetNet, BackwardPassSm90RetNet<T>, BackwardPassSm90Scores<T>>;
@@ -55,6 +54,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
   using typename Base::First;
   using typename Base::Second;
   using Stored = BarrierRing<T::kSharesDq ? T::kDsStages : 1>;  // of dS
+  using Sums = BiasSums<T>;
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
@@ -203,6 +203,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
   __device__ __forceinline__ void score_alone(int index, Cursor const& now) {
     issue_scores(index);
     issue_dp(index);
+    Base::find_bias(now);
     warpgroup_wait<T::kHasDs ? 1 : 0>();
     if constexpr (T::kTakesScores) fence_accumulators(s);
     Base::scores_to_p(index, now);
@@ -213,6 +214,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     if constexpr (T::kHasDs) fence_accumulators(dp);
     Base::differentiate(index, now);
     Base::pack_p();
+    Sums::add_near(*this, now);
     Base::pack_ds();
     store_ds(index);
   }
@@ -223,6 +225,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     issue_results<T::kHasDv, T::kHasDs>(index);
     publish_ds(index);
     if constexpr (!kDqLast) issue_dq(index);
+    Sums::add_far(*this, now);
     warpgroup_wait<0>();
     finish_results(index);
     if constexpr (kDqLast) {
@@ -242,6 +245,8 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     issue_results<T::kHasDv, T::kHasDs>(index);
     publish_ds(index);
     if constexpr (kBoth) issue_dq(index);
+    Base::find_bias(now);
+    Sums::add_far(*this, before);
     warpgroup_wait<kResults + kBoth>();
     if constexpr (T::kTakesScores) fence_accumulators(s);
     Base::scores_to_p(index + 1, now);
@@ -254,6 +259,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       add_dq(index, before);
       send_dq(before);
       Base::pack_p();
+      Sums::add_near(*this, now);
       Base::pack_ds();
       store_ds(index + 1);
     } else {
@@ -282,12 +288,15 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     warpgroup_wait<1>();
     fence_accumulators(dp);
     Base::differentiate(index, now);
+    Sums::add_near(*this, now);
     Base::pack_ds();
     store_ds(index);
     if constexpr (!Last) issue_scores(index + 1);
     issue_results<false, true>(index);
     publish_ds(index);
     issue_dq(index);
+    if constexpr (!Last) Base::find_bias(next);
+    Sums::add_far(*this, now);
     warpgroup_wait<kAfterScores>();
     if (warp_arrives()) arrive(empty(T::kY1Barrier, Second::stage(index)));
     if constexpr (!Last) {
@@ -309,13 +318,14 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
 #pragma unroll
       for (int i = 0; i < T::kColumns / 2; ++i) dv[i] = 0.0f;
     }
-    if (Base::steps() == 0) return;
+    if (Base::steps() == 0) return Sums::write_nothing(*this);
     Base::load_row_values();
     Base::wait_for_rows(0);
     if constexpr (T::kHasDs) Base::wait_for_rows(1);
     if constexpr (T::kHeldRows) load_fragments<T::kDepth>(x0, x0_tile());
     if constexpr (T::kHeldRows && T::kHasDs) load_fragments<T::kColumns>(x1, x1_tile());
     Cursor now = range.begin();
+    Sums::clear(*this);
     if constexpr (T::kOrder == IssueOrder::kSerial) {
 #pragma unroll 1
       for (int index = begin; index < end; ++index, range.next(now)) {
@@ -324,6 +334,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       }
     } else if constexpr (T::kOrder == IssueOrder::kInterleaved) {
       issue_scores(begin);
+      Base::find_bias(now);
       warpgroup_wait<0>();
       fence_accumulators(s);
       Base::scores_to_p(begin, now);
@@ -347,6 +358,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
       }
       results_alone(end - 1, now);
     }
+    Sums::write(*this);
     if (warp_arrives()) {
       Base::release_rows(0);
       if constexpr (T::kHasDs) Base::release_rows(1);
@@ -354,36 +366,7 @@ struct BackwardPassSm90Consumer : ScoresOf<T> {
     if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
   }
 
-  __device__ __forceinline__ void write() const {
-    auto const& all = arguments.common;
-    auto const& params = all.params;
-    auto const& mine = Base::common().params;
-    // With the rows of the sequence.
-    auto const of_sequence = [this](attention_autotuner_tensor const& tensor)
-        -> std::conditional_t<T::kPacked, attention_autotuner_tensor, attention_autotuner_tensor const&> {
-      if constexpr (T::kPacked) {
-        attention_autotuner_tensor shifted = tensor;
-        shift_rows(shifted, T::kByQueries ? this->sequence.first_query : this->sequence.first_key);
-        return shifted;
-      } else {
-        return tensor;
-      }
-    };
-    int const row = Base::lane_row();
-    if constexpr (T::kByQueries) {
-      write_result<Element>(dq_or_dk, all, of_sequence(params.dq), nullptr, T::kDepth, params.dim_qk,
-                            score_scale(params), batch, Base::head, 0, mine.seqlen_q, row, 0);
-    } else {
-      if constexpr (T::kHasDs) {
-        write_result<Element>(dq_or_dk, all, of_sequence(params.dk), all.dk_partial, T::kDepth, params.dim_qk,
-                              score_scale(params), batch, Base::kv_head, Base::split, mine.seqlen_k, row, 0);
-      }
-      if constexpr (T::kHasDv) {
-        write_result<Element>(dv, all, of_sequence(params.dv), all.dv_partial, T::kColumns, params.dim_v, 1.0f, batch,
-                              Base::kv_head, Base::split, mine.seqlen_k, row, 0);
-      }
-    }
-  }
+  __device__ __forceinline__ void write() const { write_results<T>(*this); }
 };
 
 }  // namespace attention_autotuner::softmax_backward

@@ -3,8 +3,8 @@
 // A softcap's tangents give exponents and, squared, the derivative of scores, with which P waits for dP. ALiBi's
 // -slope |distance| is linear in rows and columns of a tile on either side of the diagonal, and goes into what the
 // exponents subtract. So does the entry of a bias table, which is a constant of tiles that are far from the diagonal.
-// Windows are a matter of masks and of which tiles are visited; the gradients of sinks and of tables are those of
-// family sm80, in common/sink_gradient.cuh and common/bias_gradient.cuh.
+// Windows are a matter of masks and of which tiles are visited. The gradient of sinks is that of family sm80, in
+// common/sink_gradient.cuh; that of tables is in bias_gradient.cuh.
 #pragma once
 
 #include <cstdint>

@@ -89,8 +89,19 @@ struct MaskTensor<attention_autotuner_retnet_backward_params> {
   TmaTensor mask;
 };
 
+// Where a pass over keys leaves the sums that become the gradient of a bias table, if it finds one.
+template <bool kBias>
+struct BiasSumsArguments {};
+template <>
+struct BiasSumsArguments<true> {
+  float* bias_sums;  // workspace: [heads_q, batch, bias_blocks, warpgroups, 2 D + 1], or null
+  int bias_blocks;   // of keys
+};
+
 template <typename Params>
-struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Params>>, MaskTensor<Params> {
+struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Params>>,
+                                   BiasSumsArguments<kTakesBias<Params>>,
+                                   MaskTensor<Params> {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares

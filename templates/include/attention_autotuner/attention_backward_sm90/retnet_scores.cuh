@@ -109,6 +109,7 @@ struct BackwardPassSm90RetNet : BackwardPassSm90Scores<T> {
   using typename Base::Second;
   using Factors = RetNetFactors<T>;
 
+  __device__ __forceinline__ void find_bias(Cursor const&) const {}
   // P in the place of S, in passes that take it.
   __device__ __forceinline__ void scores_to_p(int index, Cursor const& now) {
     if constexpr (T::kHasDv) {

@@ -103,13 +103,14 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     }
   }
 
+  // What a bias table adds to the scores of a tile; while they are on their way, as it is a load.
+  __device__ __forceinline__ void find_bias(Cursor const& now) { biases.begin(*this, now); }
   // P in the place of S.
   __device__ __forceinline__ void scores_to_p(int index, Cursor const& now) {
     uint32_t const values = Base::base_of(First::stage(index));  // of columns, where they are queries
     if constexpr (T::kModified) {
       bool const masked = needs_mask(now);
       distances.begin(*this, now);
-      biases.begin(*this, now);
       if (masked || distances.crossed() || biases.vary()) {
         exponentiate_scores<true>(values, now, masked);
       } else {

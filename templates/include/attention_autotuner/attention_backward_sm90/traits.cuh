@@ -75,6 +75,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kOrdered = kSharesDq && Share::kDqAdd == DqAdd::kOrdered;
   static constexpr bool kBulkDq = kSharesDq && Share::kDqAdd == DqAdd::kBulk;
   static constexpr bool kEarly = Config::kEarlyLaunches;
+  static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
 
   static constexpr int kWarpgroups = Pass::kWarpgroups;  // of rows; one more is the producer, and perhaps one adds dQ
@@ -177,7 +178,14 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
   static constexpr int kBarrierBytes = 256;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
-  static constexpr int kSmemBytes = kAlignment + kBarrierOffset + kBarrierBytes;
+  // Then what a pass that finds the gradient of a bias table has for each warp, where there is room for it.
+  static constexpr int kMostBiasDistance = 128;  // of the tables whose gradients it finds
+  static constexpr int kBiasOffset = kBarrierOffset + kBarrierBytes;
+  static constexpr int kBiasWarpBytes = 2048;
+  static constexpr int kBiasBytes = 4 * kWarpgroups * kBiasWarpBytes;
+  static constexpr bool kSumsBias = Mods::kBias && !Mods::kSoftcap && !Mods::kPacked && kHasDs && !kByQueries &&
+                                    kAlignment + kBiasOffset + kBiasBytes <= 227 * 1024;
+  static constexpr int kSmemBytes = kAlignment + kBiasOffset + (kSumsBias ? kBiasBytes : 0);
   static_assert(16 * (kBarriers + Mods::kPacked) <= kBarrierBytes, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };

@@ -32,10 +32,11 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
   using Base::visible_end;
   using Base::visible_first;
 
-  int whole_from;           // tiles of keys from here on lie within the windows' lower ends
-  int rest;                 // of the CTA's tiles of keys, those below this warpgroup's
-  float slope[2], sink[2];  // of this lane's two rows: over the exponent's scale; in powers of two
-  float offset[2];          // that exponents of the present tile have beside scaled scores, in powers of two
+  int whole_from;                    // tiles of keys from here on lie within the windows' lower ends
+  int rest;                          // of the CTA's tiles of keys, those below this warpgroup's
+  float slope[2], sink[2];           // of this lane's two rows: over the exponent's scale; in powers of two
+  float far_before[2], far_past[2];  // of tables: the entries of distant pairs, in powers of two
+  float offset[2];                   // that exponents of the present tile have beside scaled scores, in powers of two
 
   __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
     Base::begin_tile(tile);
@@ -54,6 +55,12 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
       if constexpr (T::kAlibi) {
         float const* const slopes = arguments.alibi_slopes + int64_t(slopes_of(tile)) * arguments.slopes_per_batch;
         slope[half] = slopes[head] * arguments.slope_scale;
+      }
+      if constexpr (T::kBias) {
+        // Read here, so that tiles far from the diagonal wait for no load.
+        BiasOfTile const bias(arguments, head, 0, 0);
+        far_before[half] = bias.middle[-bias.distance] * kLog2E;
+        far_past[half] = bias.middle[bias.distance] * kLog2E;
       }
       if constexpr (T::kSinks) sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();
     }
@@ -120,23 +127,33 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     for (int half = 0; half < kHeads; ++half) {
       int const row = lane_row() + 8 * half;
       BiasOfTile const bias(arguments, head_of(tile, row), least, most);
-      float const far = bias.varies ? 0.0f : bias[least] * kLog2E;
+      float const far = bias.varies ? 0.0f : least >= bias.distance ? far_past[half] : far_before[half];
       offset[half] = T::kAlibi ? offset[half] + far : far;
       if constexpr (kHeads == 1) offset[1] = T::kAlibi ? offset[1] + far : far;
       if (!bias.varies) continue;
       int const past = column + 2 * (lane_index() & 3) - query_of(tile, row) - diagonal;
-      auto add = [&](int index, float value) { s[index] = fmaf(value, arguments.slope_scale, s[index]); };
-      // Eight rows further down scores take what those of eight columns before take here.
-      float before[2] = {bias[past - 8], bias[past - 7]};
+      if (bias.within) {
+        float const* const entries = bias.middle + past;
+        add_entries<kHeads>(half, [entries](int distance) { return entries[distance]; });
+      } else {
+        add_entries<kHeads>(half, [bias, past](int distance) { return bias[past + distance]; });
+      }
+    }
+  }
+  // `entry` of how far a key is past the first of this lane.
+  template <int kHeads, typename Entry>
+  __device__ __forceinline__ void add_entries(int half, Entry&& entry) {
+    auto add = [&](int index, float value) { s[index] = fmaf(value, arguments.slope_scale, s[index]); };
+    // Eight rows further down scores take what those of eight columns before take here.
+    float before[2] = {entry(-8), entry(-7)};
 #pragma unroll
-      for (int g = 0; g < T::kBlockN / 8; ++g) {
+    for (int g = 0; g < T::kBlockN / 8; ++g) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float const value = bias[past + 8 * g + e];
-          add(4 * g + 2 * half + e, value);
-          if constexpr (kHeads == 1) add(4 * g + 2 + e, before[e]);
-          before[e] = value;
-        }
+      for (int e = 0; e < 2; ++e) {
+        float const value = entry(8 * g + e);
+        add(4 * g + 2 * half + e, value);
+        if constexpr (kHeads == 1) add(4 * g + 2 + e, before[e]);
+        before[e] = value;
       }
     }
   }

@@ -46,12 +46,14 @@ struct BiasOfTile {
   float const* middle;  // of the head's entries
   int distance;         // the greatest with an entry of its own
   bool varies;          // not all scores take the same entry
+  bool within;          // all take entries of their own
 
   template <typename Values>
   __device__ __forceinline__ BiasOfTile(Values const& values, int head, int least, int most)
       : middle(BiasTable::middle_of(values, head)),
         distance(values.bias_distance),
-        varies(most > -distance && least < distance) {}
+        varies(most > -distance && least < distance),
+        within(least >= -distance && most <= distance) {}
   __device__ __forceinline__ float operator[](int past) const {
     return middle[minimum(maximum(past, -distance), distance)];
   }
