@@ -51,6 +51,9 @@ FUSED = AttentionBackwardSm90Knobs(
 TWO = AttentionBackwardSm90Knobs(
     decomposition="two_pass", keys=replace(KEYS, issue_order="scores_ahead"), dq=KEYS
 )
+SHARED = replace(
+    TWO, keys=BackwardPassSm90(block_columns=48, issue_order="both_ahead", shared_rows=True)
+)
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
     "exact_flat": replace(FORWARD, mainloop="overlap_flat", optimistic=False),
@@ -59,13 +62,18 @@ KNOBS: dict[str, Any] = {
     "stream": STREAM,
     "fused": FUSED,
     "two_pass": TWO,
+    "shared": SHARED,
 }
+BACKWARD = ("fused", "two_pass", "shared")
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
 WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
 VALUES = {**KINDS, "pair": PAIR, "window_and_bias": WINDOWED}
 CASES = [
     *(("overlap", kind) for kind in ("window", "softcap", "alibi", "sinks")),
-    *((name, "bent") for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass")),
+    *(
+        (name, "bent")
+        for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass", "shared")
+    ),
     *((name, "pair") for name in ("turns", "stream", "fused", "two_pass")),
     *((name, "bias") for name in ("turns", "two_pass")),
     *((name, "biased") for name in ("exact_flat", "stream", "fused")),
@@ -122,7 +130,7 @@ MISTAKES = {
 
 def made(knobs: str, kind: str, folder: Path, mutants: Mutants | None = None) -> tuple[Any, Any]:
     """An emulated kernel with three splits if any, and the problems that it is right for."""
-    direction: Any = "backward" if knobs in ("fused", "two_pass") else "forward"
+    direction: Any = "backward" if knobs in BACKWARD else "forward"
     problem = replace(BASE, direction=direction, **VALUES[kind])
     candidate = Candidate.of(problem, KNOBS[knobs])
     kernel = emulated(candidate, folder / f"{knobs}_{kind}", mutants)
