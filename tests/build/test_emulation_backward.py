@@ -114,6 +114,20 @@ VARIANTS = [
         early_launches=True,
     ),
     candidate(
+        (80, 96),
+        decomposition="two_pass",
+        keys=item("both_ahead", 48, first_stages=3, shared_rows=True),
+        dq=item("serial", 48),
+        persistent=True,
+    ),
+    candidate(
+        (256, 256),
+        decomposition="two_pass",
+        keys=item("serial", shared_rows=True),
+        dq=item("serial", 32),
+        early_launches=True,
+    ),
+    candidate(
         (192, 192),
         decomposition="three_pass",
         dk=item("both_ahead"),

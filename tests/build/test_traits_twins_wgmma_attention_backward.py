@@ -37,6 +37,10 @@ FUSED = Candidate(
 THREE_PASS = replace(
     FUSED, knobs=AttentionBackwardSm90Knobs(decomposition="three_pass", dk=PASS, dv=PASS, dq=PASS)
 )
+SHARED = replace(PASS, shared_rows=True)
+TWO_PASS = replace(
+    FUSED, knobs=AttentionBackwardSm90Knobs(decomposition="two_pass", keys=SHARED, dq=PASS)
+)
 MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
 RETNET: dict[tuple[int, int], tuple[dict[str, Any], ...]] = {
     (64, 64): ({}, MASKED),
@@ -78,6 +82,11 @@ ILLEGAL = {
         **MASKED,
     ),
     "dq_share_fits_warpgroups": changed(block_columns=80),
+    "shared_rows_split_results": changed(shared_rows=True),
+    "shared_rows_need_two_stages": replace(
+        TWO_PASS,
+        knobs=replace(TWO_PASS.knobs, keys=replace(SHARED, second_stages=1)),
+    ),
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
     ),
@@ -100,7 +109,8 @@ def violates(rule: str, candidate: Candidate) -> bool:
 def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
     assert ILLEGAL.keys() == {*CLASS_PREDICATES, *BACKWARD_PASS_SM90_PREDICATES}
     assert all(violates(rule, candidate) for rule, candidate in ILLEGAL.items())
-    assert check_kernel(FUSED) is check_kernel(THREE_PASS) is check_kernel(TOO_LARGE) is None
+    legal = (FUSED, TWO_PASS, THREE_PASS, TOO_LARGE)
+    assert [check_kernel(candidate) for candidate in legal] == [None] * len(legal)
     result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
     assert result.returncode != 0
     assert asserted(result) == {*ILLEGAL, "smem_fits_block"}

@@ -54,6 +54,9 @@ TWO = AttentionBackwardSm90Knobs(
     dq=KEYS,
     gathered_stores=True,
 )
+SHARED = replace(
+    TWO, keys=BackwardPassSm90(block_columns=48, issue_order="both_ahead", shared_rows=True)
+)
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
     "exact_flat": replace(FORWARD, mainloop="overlap_flat", optimistic=False),
@@ -62,14 +65,19 @@ KNOBS: dict[str, Any] = {
     "stream": STREAM,
     "fused": FUSED,
     "two_pass": TWO,
+    "shared": SHARED,
 }
+BACKWARD = ("fused", "two_pass", "shared")
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
 WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
 CAPPED = {**WINDOWED, "modifications": ("softcap", "bias_table")}
 VALUES = {**KINDS, "pair": PAIR, "window_and_bias": WINDOWED, "capped_window_and_bias": CAPPED}
 CASES = [
     *(("overlap", kind) for kind in ("window", "softcap", "alibi", "sinks")),
-    *((name, "bent") for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass")),
+    *(
+        (name, "bent")
+        for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass", "shared")
+    ),
     *((name, "pair") for name in ("turns", "stream", "fused", "two_pass")),
     *((name, "bias") for name in ("turns", "two_pass")),
     *((name, "biased") for name in ("exact_flat", "stream", "fused")),
@@ -136,7 +144,7 @@ MISTAKES = {
 
 def made(knobs: str, kind: str, folder: Path, mutants: Mutants | None = None) -> tuple[Any, Any]:
     """An emulated kernel with three splits if any, and the problems that it is right for."""
-    direction: Any = "backward" if knobs in ("fused", "two_pass") else "forward"
+    direction: Any = "backward" if knobs in BACKWARD else "forward"
     problem = replace(BASE, direction=direction, **VALUES[kind])
     candidate = Candidate.of(problem, KNOBS[knobs])
     kernel = emulated(candidate, folder / f"{knobs}_{kind}", mutants)

@@ -69,13 +69,15 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
         ((96, 96), "fused_keys_g2c64i3x2_own2bulk"),
         ((112, 112), "fused_keys_g2c64i3x2_keys2bulk"),
         ((128, 128), "fused_keys_g2c64a3x2_keys2bulk"),
-        ((192, 128), "two_pass_keys_g2c32i3x2_dq_g2c64b3x3"),
-        ((256, 256), "three_pass_dk_g2c48s2x2_dv_g2c48a3x2_dq_g2c48s2x2"),
+        ((192, 128), "two_pass_keys_g2c64s3x3r_dq_g2c64b3x3"),
+        ((192, 192), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2"),
+        ((256, 256), "two_pass_keys_g2c64s2x2r_dq_g2c48s2x2"),
     ],
 )
 def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
-    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent"
-    assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt"
+    early = "_early" if dims[0] > 128 else ""
+    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent{early}"
+    assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt{early}"
 
 
 def test_every_variant_is_offered() -> None:
@@ -99,6 +101,7 @@ def test_every_variant_is_offered() -> None:
         "interleaved",
     }
     assert {item.held_rows for item in passes} == {False, True}
+    assert {item.shared_rows for item in passes} == {False, True}
     assert all(k.persistent for k in knobs)
     assert {item.warpgroups for item in passes} == {2, 3}
 
@@ -153,8 +156,13 @@ def test_a_few_queries_or_keys_are_not_its_default() -> None:
         assert POLICY.default(with_dims((128, 128), **{length: 64})).family == "sm90"
 
 
+def of_three_passes() -> Candidate:
+    candidates = offered(with_dims((256, 256)))
+    return next(c for c in candidates if knobs_of(c).decomposition == "three_pass")
+
+
 def test_three_passes_are_left_out_where_two_fit() -> None:
-    whole = POLICY.default(with_dims((256, 256)))
+    whole = of_three_passes()
     assert check(whole, H200_SPEC) is None
     rejection = check(replace(whole, padded_dim_qk=128, padded_dim_v=128), H200_SPEC)
     assert rejection is not None
@@ -177,9 +185,12 @@ def test_passes_belong_to_their_decomposition() -> None:
 
 
 def test_symbols_name_their_passes() -> None:
-    whole = POLICY.default(with_dims((256, 256)))
     symbol = "_ZN2a16softmax_backward23attention_backward_sm90IN1c6ConfigENS_22TraitsIS2_S3_LNS_12GradientPassE{}EEEE"
-    assert [pass_named(whole, symbol.format(i)) for i in range(4)] == [None, "dk", "dv", "dq"]
+    for whole, names in (
+        (of_three_passes(), [None, "dk", "dv", "dq"]),
+        (POLICY.default(with_dims((256, 256))), ["keys", None, None, "dq"]),
+    ):
+        assert [pass_named(whole, symbol.format(i)) for i in range(4)] == names
 
 
 RETNET = {
@@ -239,7 +250,21 @@ def test_a_mask_of_retnet_moves_bytes_and_saves_products() -> None:
             for plain in (PROBLEM, RETNET["decay"])
         )
     )
-    assert retnet == pytest.approx(0.75 * softmax, rel=0.01)  # six products of eight
+    assert retnet == pytest.approx(6 / 7 * softmax, rel=0.02)  # products
+
+
+def test_shared_rows_halve_a_block_of_keys() -> None:
+    shared = POLICY.default(with_dims((256, 256)))
+    keys, dq = shapes(shared)
+    assert (keys.block_rows, dq.block_rows) == (64, 128)
+    assert keys.products == 4 * 256
+    held = replace(shared.knobs.keys, held_rows=True)
+    rejection = check_kernel(replace(shared, knobs=replace(shared.knobs, keys=held)))
+    assert rejection is not None
+    assert rejection.predicate == "shared_rows_split_results"
+    retnet = check_kernel(replace(shared, op="retnet", mask="decay"))
+    assert retnet is not None
+    assert "P of a softmax" in retnet.reason
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128)])

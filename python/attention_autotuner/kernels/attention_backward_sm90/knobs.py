@@ -34,7 +34,7 @@ class BackwardPassSm90(Warpgroups):
     """A pass of attention backward: over blocks of keys for dK, dV or both, or over blocks of queries for dQ.
 
     Attributes:
-        warpgroups: consumers; each owns 64 rows of the results.
+        warpgroups: consumers; each owns 64 rows of the results, unless they share rows.
         block_columns: rows of the other side (queries, or keys for dQ) of one step of the main loop.
         issue_order: what of the next step is issued before the results of this one. ``serial``: nothing;
             ``scores_ahead``: S; ``both_ahead``: S and dP; ``interleaved``: S, after dP and dV and before dK and dQ.
@@ -42,6 +42,7 @@ class BackwardPassSm90(Warpgroups):
         second_stages: of what streams for dP: dO, or V for dQ.
         held_rows: True where the rows' own operands, K and V or Q and dO, are read into registers once.
         mask_stages: of an explicit mask; 0 without one.
+        shared_rows: True where two warpgroups share 64 keys: one has P and dV, the other dS and dK.
     """
 
     warpgroups: int = 2
@@ -51,6 +52,7 @@ class BackwardPassSm90(Warpgroups):
     second_stages: int = 2
     held_rows: bool = False
     mask_stages: int = field(default=0, metadata=LATER)
+    shared_rows: bool = field(default=False, metadata=LATER)
 
     @property
     def label(self) -> str:
@@ -58,7 +60,8 @@ class BackwardPassSm90(Warpgroups):
         order, held = ISSUE_LABELS[self.issue_order], "h" * self.held_rows
         stages = f"{self.first_stages}x{self.second_stages}"
         mask = f"m{self.mask_stages}" if self.mask_stages else ""
-        return f"g{self.warpgroups}c{self.block_columns}{order}{stages}{held}{mask}"
+        shared = "r" * self.shared_rows
+        return f"g{self.warpgroups}c{self.block_columns}{order}{stages}{held}{mask}{shared}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another wa
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
 BIAS_WARP_BYTES = 2048  # of a warp that sums dS by distance from the diagonal
+P_STAGES = 2  # of P between warpgroups that share rows
 ENOUGH_CTAS = H100_SPEC.num_sms
 
 
@@ -89,7 +90,7 @@ class BackwardPassSm90Shape(Sm90Shape):
     @property
     def block_rows(self) -> int:
         """Rows of the results that one CTA computes."""
-        return 64 * self.knobs.warpgroups
+        return 64 if self.knobs.shared_rows else 64 * self.knobs.warpgroups
 
     @property
     def threads(self) -> int:
@@ -147,6 +148,8 @@ class BackwardPassSm90Shape(Sm90Shape):
         """Registers of a thread's fragments: the results, and what is there beside them at a time."""
         qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
         order, half = self.knobs.issue_order, self.knobs.block_columns // 2
+        if self.knobs.shared_rows:  # one result, its scores and its operand
+            return max(qk, v) // 2 + half + half // 2
         results = (self.has_ds * qk + self.has_dv * v) // 2
         scores, packed = (1 + self.has_ds) * half, (self.has_ds + self.has_dv) * half // 2
         beside = {
@@ -174,6 +177,7 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     rows = shape.block_rows * (shape.depth + shape.has_ds * shape.columns)
     stages = knobs.first_stages * shape.depth + knobs.second_stages * shape.columns
     ds = 0 if shape.share is None else shape.share.ds_stages * shape.block_rows
+    p = P_STAGES * shape.block_rows if knobs.shared_rows else 0
     sums = 0
     if shape.share is not None and shape.share.dq_add == "bulk":
         groups = 1 if shape.owns_dq else knobs.warpgroups
@@ -181,7 +185,7 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     staged = knobs.first_stages + knobs.second_stages
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
-    tiles = rows + knobs.block_columns * (stages + masks + ds)
+    tiles = rows + knobs.block_columns * (stages + masks + ds + p)
     used = ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
     of_bias = 4 * knobs.warpgroups * BIAS_WARP_BYTES if _may_sum_bias(shape) else 0
     return used + (of_bias if used + of_bias <= H100_SPEC.smem_per_block_bytes else 0)
@@ -191,7 +195,7 @@ def _may_sum_bias(shape: BackwardPassSm90Shape) -> bool:
     """True where the pass finds the gradient of a bias table if there is shared memory for it."""
     names = set(shape.candidate.modifications)
     plain = "bias_table" in names and not names & {"softcap", PACKED}
-    return plain and shape.has_ds and not shape.by_queries
+    return plain and shape.has_ds and not shape.by_queries and not shape.knobs.shared_rows
 
 
 def sums_bias(problem: Problem, candidate: Candidate) -> bool:

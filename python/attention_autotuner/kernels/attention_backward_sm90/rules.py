@@ -18,6 +18,7 @@ MAX_MASK_STAGES = 4
 MAX_DS_STAGES = 2
 MAX_BLOCK = 128
 MAX_MASKED_DIM = 64  # head dims up to which explicit masks pay
+SHARING_ORDERS = ("serial", "both_ahead")
 LEAST_BLOCK = 64  # queries of a step: with fewer, MMAs wait for shared memory
 
 
@@ -97,6 +98,23 @@ def _dq_share_fits_warpgroups(s: BackwardPassSm90Shape) -> str | None:
     return f"two warpgroups cannot split {block} queries of {depth} columns of dQ"
 
 
+def _shared_rows_split_results(s: BackwardPassSm90Shape) -> str | None:
+    if not s.knobs.shared_rows:
+        return None
+    if s.name != "keys" or s.share is not None or s.knobs.warpgroups != 2 or s.knobs.held_rows:
+        return "rows are shared by the two warpgroups of a pass for dK and dV, one for each"
+    if s.candidate.score != "softmax":
+        return f"warpgroups that share rows have P of a softmax in common, got {s.candidate.score}"
+    return None
+
+
+def _shared_rows_need_two_stages(s: BackwardPassSm90Shape) -> str | None:
+    order, stages = s.knobs.issue_order, (s.knobs.first_stages, s.knobs.second_stages)
+    if not s.knobs.shared_rows or (order in SHARING_ORDERS and min(stages) > 1):
+        return None
+    return f"warpgroups that share rows take two stages and {SHARING_ORDERS}, got {order}, {stages}"
+
+
 def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
     if not s.packed or not knobs_of(s.candidate).persistent:
         return None
@@ -125,6 +143,8 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "scores_ahead_takes_scores": _scores_ahead_takes_scores,
     "interleaving_needs_all_products": _interleaving_needs_all_products,
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
+    "shared_rows_split_results": _shared_rows_split_results,
+    "shared_rows_need_two_stages": _shared_rows_need_two_stages,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "spans_add_in_no_order": _spans_add_in_no_order,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
@@ -169,6 +189,13 @@ def _three_passes_of_modified_scores(c: Candidate) -> str | None:
     )
 
 
+def _shared_rows_of_plain_scores(c: Candidate) -> str | None:
+    keys = knobs_of(c).keys
+    if keys is None or not keys.shared_rows or not c.modifications:
+        return None
+    return "shared rows with score modifications are right on the emulated machine, and were not run on a GPU"
+
+
 def _explicit_masks_pay(c: Candidate) -> str | None:
     # The fastest on an H200, fp16, against `scores_backward_sm90`: 871 us to 880 at 64/64 and 1535 to 1338 at 128/128,
     # both 8 x 16 x 2k, and 1984 to 1294 at 256/256, 8 x 8 x 2k.
@@ -182,4 +209,5 @@ PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
     "three_passes_pay": _three_passes_pay,
     "explicit_masks_pay": _explicit_masks_pay,
     "three_passes_of_modified_scores": _three_passes_of_modified_scores,
+    "shared_rows_of_plain_scores": _shared_rows_of_plain_scores,
 }

@@ -65,6 +65,8 @@ class AttentionBackwardSm90Space:
         early: True where launches are early; of the shares that are defaults somewhere alone.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
+        shared_keys: (queries of a step, issue order) pairs of passes whose warpgroups share keys, beside one over
+            queries; for head dims beyond :data:`WIDE`. Launches are early first: they gain most with several passes.
         wide_blocks, widest_blocks: both instead for head dims beyond :data:`WIDE` and :data:`WIDEST`, where smaller
             steps leave room for the stages that hide loads.
         cta_orders: orders of the list of CTAs.
@@ -75,6 +77,7 @@ class AttentionBackwardSm90Space:
     early: tuple[bool, ...] = (False, True)
     key_blocks: tuple[int, ...] = (128, 80, 64)
     query_tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 64))
+    shared_keys: tuple[tuple[int, IssueOrder], ...] = ((64, "serial"), (48, "both_ahead"))
     wide_blocks: tuple[int, ...] = (64, 48, 32)
     widest_blocks: tuple[int, ...] = (48, 64, 32)
     cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
@@ -127,8 +130,8 @@ def _points(
     masks = MASK_STAGES if problem.mask == "explicit" else (0,)
     feeds: tuple[tuple[Feed, ...], ...] = (FEEDS,)
     tiles = tuple(product(space.key_blocks, space.query_tiles))
+    blocks = space.widest_blocks if widest > WIDEST else space.wide_blocks
     if widest > WIDE:
-        blocks = space.widest_blocks if widest > WIDEST else space.wide_blocks
         tiles = tuple(product(blocks, product((2,), blocks)))
         feeds += (AHEAD, SERIAL)
     for cta_order in space.cta_orders:
@@ -157,6 +160,22 @@ def _points(
                 if made not in seen and (made.deterministic or not problem.deterministic):
                     seen.add(made)
                     yield made
+        for (block, order), early in product(
+            space.shared_keys if widest > WIDE else (), reversed(space.early)
+        ):
+            if not early or cta_order == _usual_order(problem):
+                keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
+                dq = BackwardPassSm90(block_columns=blocks[0], issue_order=FEEDS[0][0])
+                yield _fitted(
+                    problem,
+                    spec,
+                    "two_pass",
+                    keys,
+                    FEEDS,
+                    cta_order,
+                    dq=dq,
+                    early_launches=early,
+                )
         for mask_stages, decomposition, (block, (groups, columns)), of_pass in product(
             masks, PASSES, tiles, feeds
         ):
@@ -203,7 +222,9 @@ def _fitted(
 
 def _first(shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec) -> dict[str, Any]:
     """The first issue order and stages of a pass that are legal and fit, by the names of their knobs."""
-    if not shape.takes_scores and feeds != SERIAL:
+    if shape.knobs.shared_rows:
+        feeds = tuple((shape.knobs.issue_order, stages, False) for stages in ((3, 3), (2, 2)))
+    elif not shape.takes_scores and feeds != SERIAL:
         feeds = (*(feed for feed in feeds if feed[0] == "both_ahead"), DP_AHEAD, *SERIAL)
     for (order, (first, second), held), ds_stages in product(feeds, (2, 1)):
         knobs = replace(

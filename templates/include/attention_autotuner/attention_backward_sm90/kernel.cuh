@@ -4,6 +4,7 @@
 #include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
 #include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/attention_backward_sm90/shared_rows.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
@@ -69,6 +70,18 @@ __device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32
   }
 }
 
+// The tiles of a warpgroup that shares their rows.
+template <typename T, typename Role, typename Arguments>
+__device__ __forceinline__ void share_rows(Arguments const& arguments, uint32_t smem,
+                                           SectionListOf<T::kPacked> const& list, OutputTiles& tiles) {
+  while (tiles.tile() < count_tiles<T::kPacked>(list)) {
+    BackwardPassSm90SharedRows<T, Role> consumer(arguments, smem, list, tiles);
+    consumer.mainloop();
+    consumer.write();
+    tiles.next(consumer.end);
+  }
+}
+
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
@@ -124,15 +137,23 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
   } else {
     softmax_forward::take_registers<T::kConsumerRegisters>();
-    if constexpr (T::kSignsAlone) {
-      if (arguments.common.params.r_grad)
-        return consume_tiles<WithSigns<T>>(arguments, smem, list, tiles, warpgroup - 1);
-    }
-    while (tiles.tile() < count_tiles<T::kPacked>(list)) {
-      BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
-      consumer.mainloop();
-      consumer.write();
-      tiles.next(consumer.end);
+    if constexpr (T::kSharedRows) {
+      if (warpgroup == 1) {
+        share_rows<T, OfValues<T>>(arguments, smem, list, tiles);
+      } else {
+        share_rows<T, OfKeys<T>>(arguments, smem, list, tiles);
+      }
+    } else {
+      if constexpr (T::kSignsAlone) {
+        if (arguments.common.params.r_grad)
+          return consume_tiles<WithSigns<T>>(arguments, smem, list, tiles, warpgroup - 1);
+      }
+      while (tiles.tile() < count_tiles<T::kPacked>(list)) {
+        BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
+        consumer.mainloop();
+        consumer.write();
+        tiles.next(consumer.end);
+      }
     }
   }
 }

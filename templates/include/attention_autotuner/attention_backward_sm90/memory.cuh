@@ -14,6 +14,17 @@ __device__ __forceinline__ void bulk_load(uint32_t target, void const* source, i
       : "memory");
 }
 
+// Four words of shared memory, at a multiple of 16 bytes.
+__device__ __forceinline__ void store_four(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void load_four(uint32_t (&words)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 // Adds four floats to global memory.
 __device__ __forceinline__ void add_four(float* sums, float a, float b, float c, float d) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(sums), "f"(a), "f"(b), "f"(c), "f"(d)

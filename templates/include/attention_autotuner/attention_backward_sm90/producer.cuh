@@ -220,6 +220,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     return smem + T::kMaskOffset + stage * T::kMaskBytes;
   }
   __device__ __forceinline__ uint32_t ds_tile(int stage) const { return smem + T::kDsOffset + stage * T::kDsBytes; }
+  __device__ __forceinline__ uint32_t p_tile(int stage) const { return smem + T::kPOffset + stage * T::kPBytes; }
   // Of one warp, for the share of dQ.
   __device__ __forceinline__ uint32_t dq_stage(int part) const {
     return smem + T::kDqOffset + (4 * part + softmax_forward::warp_in_warpgroup()) * T::kDqWarpBytes;
@@ -237,9 +238,13 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       barrier_init(full(i, 0), 1);
       barrier_init(empty(i, 0), kConsumers + (i == T::kXBarrier ? kDqWarps : 0));
     }
-    for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
+    for (int i = T::kDsBarrier; i < T::kPBarrier; ++i) {
       barrier_init(full(i, 0), kConsumers);
       barrier_init(empty(i, 0), T::kOwnDq ? kDqWarps : kConsumers);
+    }
+    for (int i = T::kPBarrier; i < T::kBarriers; ++i) {
+      barrier_init(full(i, 0), 4 * kWarpArrivals);
+      barrier_init(empty(i, 0), 4 * kWarpArrivals);
     }
     if constexpr (T::kPacked) {
       for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);

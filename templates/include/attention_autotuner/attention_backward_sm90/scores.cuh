@@ -145,7 +145,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
         float score = s[4 * g + e];
         if constexpr (!kAny && T::kSoftcap) score = tanh_approximate(score * arguments.tanh_scale);
         s[4 * g + e] = exp2_approximate(fmaf(score, c, -b));
-        if constexpr (T::kSoftcap && T::kHasDs) bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);
+        if constexpr (T::kSoftcap && (T::kHasDs || T::kPacksCapped)) bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);
         if constexpr (T::kSoftcap && T::kHasDs && !T::kHasDv) s[4 * g + e] = bent[e];
       }
       if constexpr (T::kPacksCapped) {

@@ -9,6 +9,9 @@
 //
 //   pass    rows      X0, X1   Y0, Y1   results
 //   kKeys   keys      K, V     Q, dO    dK += dS Y0, dV += P Y1, and perhaps a share of dQ += dS^T X0
+//
+// where two warpgroups may share 64 rows instead, and each has one of the results (shared_rows.cuh),
+//
 //   kDk     keys      K, V     Q, dO    dK += dS Y0
 //   kDv     keys      K        Q, dO    dV += P Y1
 //   kDq     queries   Q, dO    K, V     dQ += dS Y0
@@ -78,8 +81,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
 
-  static constexpr int kWarpgroups = Pass::kWarpgroups;  // of rows; one more is the producer, and perhaps one adds dQ
-  static constexpr int kBlockRows = 64 * kWarpgroups;
+  static constexpr int kWarpgroups = Pass::kWarpgroups;   // of rows; one more is the producer, and perhaps one adds dQ
+  static constexpr bool kSharedRows = Pass::kSharedRows;  // a result for each warpgroup
+  static constexpr int kBlockRows = kSharedRows ? 64 : 64 * kWarpgroups;
   static constexpr int kBlockColumns = Pass::kBlockColumns;
   static constexpr int kFirstStages = Pass::kFirstStages;    // of Y0
   static constexpr int kSecondStages = Pass::kSecondStages;  // of Y1
@@ -121,8 +125,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
       : kOrder == IssueOrder::kSerial      ? kPackedRegisters + kDqFragments
                                            : kBlockColumns / 2 + maximum(kPackedRegisters, kDqFragments);
   static constexpr int kHeldRegisters = kHeldRows ? kDepth / 4 + (kHasDs ? kColumns / 4 : 0) : 0;
+  // Of warpgroups that share rows: one result, its scores and its operand.
   static constexpr int kFragmentRegisters =
-      kResultRegisters + kHeldRegisters + maximum(kScoreRegisters, kBesideResults);
+      kSharedRows ? maximum(kDepth, kColumns) / 2 + kBlockColumns / 2 + kBlockColumns / 4
+                  : kResultRegisters + kHeldRegisters + maximum(kScoreRegisters, kBesideResults);
 
   static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
   static_assert(kColumns % 16 == 0 && kColumns >= 16 && kColumns <= 512, "padded_dim_v_range");
@@ -144,12 +150,19 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                                                          : kBlockColumns == 64 * kWarpgroups ||
                                                                (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128))),
                 "dq_share_fits_warpgroups");
+  static_assert(!kSharedRows ||
+                    (kPass == GradientPass::kKeys && !kSharesDq && kWarpgroups == 2 && !kHeldRows && !kRetNet),
+                "shared_rows_split_results");
+  static_assert(!kSharedRows || ((kOrder == IssueOrder::kSerial || kOrder == IssueOrder::kBothAhead) &&
+                                 kFirstStages > 1 && kSecondStages > 1),
+                "shared_rows_need_two_stages");
   static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
-  // each warp that adds it by bulk copies; stages of base and of shift where rows are keys; barriers.
+  // each warp that adds it by bulk copies, or P on its way from one warpgroup to the other; stages of base and of shift
+  // where rows are keys; barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
@@ -164,7 +177,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskOffset = kY1Offset + kSecondStages * kY1Bytes;
   static constexpr int kDsOffset = kMaskOffset + kMaskStages * kMaskBytes;
   static constexpr int kDqOffset = kDsOffset + kDsStages * kDsBytes;
-  static constexpr int kBaseOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
+  static constexpr int kPOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
+  static constexpr int kPStages = kSharedRows ? 2 : 0;
+  static constexpr int kPBytes = kBlockRows * kBlockColumns * 2;
+  static constexpr int kBaseOffset = kPOffset + kPStages * kPBytes;
   static constexpr int kShiftOffset = kBaseOffset + kFirstStages * kValueBytes;
   static constexpr int kBarrierOffset = kShiftOffset + kSecondStages * kValueBytes;
   // Barriers in pairs, full and empty.
@@ -173,7 +189,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kY1Barrier = kY0Barrier + kFirstStages;
   static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
   static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
-  static constexpr int kBarriers = kDsBarrier + kDsStages;
+  static constexpr int kPBarrier = kDsBarrier + kDsStages;
+  static constexpr int kBarriers = kPBarrier + kPStages;
   // Of tiles that are cleared before they are full, one for each producer.
   static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
   static constexpr int kBarrierBytes = 256;
@@ -184,7 +201,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kBiasWarpBytes = 2048;
   static constexpr int kBiasBytes = 4 * kWarpgroups * kBiasWarpBytes;
   static constexpr bool kSumsBias = Mods::kBias && !Mods::kSoftcap && !Mods::kPacked && kHasDs && !kByQueries &&
-                                    kAlignment + kBiasOffset + kBiasBytes <= 227 * 1024;
+                                    !kSharedRows && kAlignment + kBiasOffset + kBiasBytes <= 227 * 1024;
   static constexpr int kSmemBytes = kAlignment + kBiasOffset + (kSumsBias ? kBiasBytes : 0);
   static_assert(16 * (kBarriers + Mods::kPacked) <= kBarrierBytes, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
