@@ -77,7 +77,13 @@ ILLEGAL = {
         knobs=replace(THREE_PASS.knobs, dk=replace(PASS, issue_order="scores_ahead")),
         **MASKED,
     ),
-    "dq_share_fits_warpgroups": changed(block_columns=80),
+    "dq_share_fits_warpgroups": changed(block_columns=48),
+    "turns_share_registers": replace(
+        FUSED,
+        knobs=AttentionBackwardSm90Knobs(
+            decomposition="two_pass", keys=replace(PASS, issue_order="by_turns"), dq=PASS
+        ),
+    ),
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
     ),
