@@ -24,9 +24,10 @@ from tests.emulation.check import check
 pytestmark = pytest.mark.build
 
 MAINLOOP = "attention_backward_sm90/mainloop.cuh"
+PRODUCTS = "attention_backward_sm90/products.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
 MUTANTS = {
-    "ds_not_fenced": (MAINLOOP, "fence_view_async_shared();", ""),
+    "ds_not_fenced": (PRODUCTS, "fence_view_async_shared();", ""),
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
     "shares_not_waited_for": (
         MAINLOOP,
@@ -93,6 +94,19 @@ VARIANTS = [
         dq_share=DqShareSm90(dq_by="keys"),
         persistent=True,
         early_launches=True,
+    ),
+    candidate(
+        (128, 112),
+        decomposition="fused",
+        keys=item("by_turns", 80, first_stages=3),
+        dq_share=DqShareSm90(dq_by="keys", ds_stages=1),
+        persistent=True,
+    ),
+    candidate(
+        (96, 64),
+        decomposition="fused",
+        keys=item("by_turns", first_stages=3),
+        dq_share=DqShareSm90(dq_by="keys"),
     ),
     candidate(
         (48, 64),

@@ -81,11 +81,17 @@ ILLEGAL = {
         knobs=replace(THREE_PASS.knobs, dk=replace(PASS, issue_order="scores_ahead")),
         **MASKED,
     ),
-    "dq_share_fits_warpgroups": changed(block_columns=80),
+    "dq_share_fits_warpgroups": changed(block_columns=48),
     "shared_rows_split_results": changed(shared_rows=True),
     "shared_rows_need_two_stages": replace(
         TWO_PASS,
         knobs=replace(TWO_PASS.knobs, keys=replace(SHARED, second_stages=1)),
+    ),
+    "turns_share_registers": replace(
+        FUSED,
+        knobs=AttentionBackwardSm90Knobs(
+            decomposition="two_pass", keys=replace(PASS, issue_order="by_turns"), dq=PASS
+        ),
     ),
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)

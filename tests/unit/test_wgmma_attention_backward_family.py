@@ -68,7 +68,6 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
         ((80, 80), "fused_keys_g2c64i3x2_own2bulk"),
         ((96, 96), "fused_keys_g2c64i3x2_own2bulk"),
         ((112, 112), "fused_keys_g2c64i3x2_keys2bulk"),
-        ((128, 128), "fused_keys_g2c64a3x2_keys2bulk"),
         ((192, 128), "two_pass_keys_g2c64s3x3r_dq_g2c64b3x3"),
         ((192, 192), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2"),
         ((256, 256), "two_pass_keys_g2c64s2x2r_dq_g2c48s2x2"),
@@ -78,6 +77,24 @@ def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
     early = "_early" if dims[0] > 128 else ""
     assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent{early}"
     assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt{early}"
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "words", "causal_words"),
+    [
+        (512, "g2c64t3x2_keys2bulk", "g2c64a3x2_keys2bulk"),
+        (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk"),
+    ],
+)
+def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words: str) -> None:
+    problem = with_dims((128, 128), seqlen_q=seqlen, seqlen_k=seqlen)
+    assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent"
+    causal = POLICY.default(replace(problem, causal=True))
+    assert causal.knobs.label == f"fused_keys_{causal_words}_lpt"
+    for other in ({"modifications": ("softcap",)}, {"op": "retnet", "mask": "decay"}):
+        assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
+        keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]
+        assert all(item is None or item.issue_order != "by_turns" for item in keys)
 
 
 def test_every_variant_is_offered() -> None:
@@ -99,6 +116,7 @@ def test_every_variant_is_offered() -> None:
         "scores_ahead",
         "both_ahead",
         "interleaved",
+        "by_turns",
     }
     assert {item.held_rows for item in passes} == {False, True}
     assert {item.shared_rows for item in passes} == {False, True}

@@ -21,6 +21,16 @@ def is_later(field: dataclasses.Field[Any]) -> bool:
     return bool(LATER.items() <= field.metadata.items())
 
 
+def later_words(*words: str) -> dict[str, Any]:
+    """Metadata of a field with words that identities from before them know nothing of: none of those says one."""
+    return {"later_words": words}
+
+
+def is_later_word(field: dataclasses.Field[Any], word: object) -> bool:
+    """True for a word that is marked by :func:`later_words`."""
+    return word in field.metadata.get("later_words", ())
+
+
 def values_of(instance: Any) -> dict[str, Any]:
     """The fields of a dataclass instance by name, but for those marked :data:`LATER` that hold their default."""
     values = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))

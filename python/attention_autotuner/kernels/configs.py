@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
-from ..core.identity import digest16, is_later
+from ..core.identity import digest16, is_later, is_later_word
 from ..core.problem import operations
 from .registry import KERNELS
 
@@ -39,7 +39,8 @@ def _vocabulary(kind: type[Any]) -> Iterator[object]:
     for field in fields(kind):
         if is_later(field):
             continue
-        yield [field.name, list(_words(hints[field.name]))]
+        words = (word for word in _words(hints[field.name]) if not is_later_word(field, word))
+        yield [field.name, list(words)]
 
 
 def _words(hint: Any) -> Iterator[object]:

@@ -23,6 +23,7 @@ HIDDEN_SHARES = {
     "scores_ahead": 0.5,
     "both_ahead": 0.25,
     "interleaved": 0.25,
+    "by_turns": 0.5,
 }
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
-from ...core.identity import LATER
+from ...core.identity import LATER, later_words
 from ...core.modifications import PACKED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 
 Decomposition = Literal["fused", "two_pass", "three_pass"]
-IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved"]
+IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved", "by_turns"]
 DqBy = Literal["keys", "own"]
 DqAdd = Literal["reduce", "bulk", "ordered"]
 
@@ -26,6 +26,7 @@ ISSUE_LABELS: dict[IssueOrder, str] = {
     "scores_ahead": "a",
     "both_ahead": "b",
     "interleaved": "i",
+    "by_turns": "t",
 }
 
 
@@ -37,7 +38,8 @@ class BackwardPassSm90(Warpgroups):
         warpgroups: consumers; each owns 64 rows of the results, unless they share rows.
         block_columns: rows of the other side (queries, or keys for dQ) of one step of the main loop.
         issue_order: what of the next step is issued before the results of this one. ``serial``: nothing;
-            ``scores_ahead``: S; ``both_ahead``: S and dP; ``interleaved``: S, after dP and dV and before dK and dQ.
+            ``scores_ahead``: S; ``both_ahead``: S and dP; ``interleaved``: S, after dP and dV and before dK and dQ;
+            ``by_turns``: S, before dK, then dQ, dV and dP, each of S, dQ and dP in the same registers.
         first_stages: shared-memory stages of what streams for S: Q, or K for dQ.
         second_stages: of what streams for dP: dO, or V for dQ.
         held_rows: True where the rows' own operands, K and V or Q and dO, are read into registers once.
@@ -47,7 +49,7 @@ class BackwardPassSm90(Warpgroups):
 
     warpgroups: int = 2
     block_columns: int
-    issue_order: IssueOrder
+    issue_order: IssueOrder = field(metadata=later_words("by_turns"))
     first_stages: int = 2
     second_stages: int = 2
     held_rows: bool = False

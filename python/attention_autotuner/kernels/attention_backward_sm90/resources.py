@@ -35,7 +35,10 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
 REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
-REGISTERS_BESIDE_SPARING = 32  # of the interleaved order where dQ is another warpgroup's
+REGISTERS_BESIDE_SPARING = (
+    32  # by turns, and of the interleaved order where dQ is another warpgroup's
+)
+SWAPPED_BLOCK = 80  # queries of a step for which rows of dQ's MMAs are columns of dQ
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
 BIAS_WARP_BYTES = 2048  # of a warp that sums dS by distance from the diagonal
@@ -124,11 +127,12 @@ class BackwardPassSm90Shape(Sm90Shape):
 
     @property
     def dq_columns(self) -> int:
-        """Columns of the share of dQ that a warpgroup computes at a time, for 64 queries."""
+        """Columns of the MMAs of a warpgroup for the share of dQ, whose 64 rows are queries, or columns of dQ."""
         qk = self.candidate.padded_dim_qk
         if self.owns_dq:
             return min(qk, 64)
-        return 64 if self.knobs.block_columns == 64 else qk
+        block = self.knobs.block_columns
+        return block if block in (64, SWAPPED_BLOCK) else qk
 
     @property
     def dq_fragments(self) -> int:
@@ -140,7 +144,8 @@ class BackwardPassSm90Shape(Sm90Shape):
         """Registers that a thread needs at least beside its fragments."""
         if self.candidate.score != "softmax" and self.knobs.block_columns > SWIZZLE_COLUMNS:
             return REGISTERS_BESIDE_FACTORS
-        sparing = self.owns_dq and self.knobs.issue_order == "interleaved"
+        order = self.knobs.issue_order
+        sparing = order == "by_turns" or (self.owns_dq and order == "interleaved")
         return REGISTERS_BESIDE_SPARING if sparing else REGISTERS_BESIDE_FRAGMENTS_MIN
 
     @property
@@ -151,12 +156,15 @@ class BackwardPassSm90Shape(Sm90Shape):
         if self.knobs.shared_rows:  # one result, its scores and its operand
             return max(qk, v) // 2 + half + half // 2
         results = (self.has_ds * qk + self.has_dv * v) // 2
-        scores, packed = (1 + self.has_ds) * half, (self.has_ds + self.has_dv) * half // 2
+        shares = order == "by_turns"
+        scores = half if shares else (1 + self.has_ds) * half
+        packed = half // 2 if shares else (self.has_ds + self.has_dv) * half // 2
         beside = {
             "both_ahead": scores + packed + self.dq_fragments,
             "scores_ahead": half + max(packed, self.dq_fragments),
             "serial": packed + self.dq_fragments,
             "interleaved": scores + packed // 2,
+            "by_turns": scores + packed,
         }
         held = self.knobs.held_rows * (qk + self.has_ds * v) // 4
         return results + held + max(scores, beside[order])

@@ -11,7 +11,13 @@ from ..shared.rules import Rule, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
-from .resources import CONSUMER_REGISTERS, BackwardPassSm90Shape, needs, shapes
+from .resources import (
+    CONSUMER_REGISTERS,
+    SWAPPED_BLOCK,
+    BackwardPassSm90Shape,
+    needs,
+    shapes,
+)
 
 MAX_STAGES = 4
 MAX_MASK_STAGES = 4
@@ -93,7 +99,9 @@ def _dq_share_fits_warpgroups(s: BackwardPassSm90Shape) -> str | None:
             None if block % 64 == 0 else f"dQ takes whole blocks of 64 queries a step, got {block}"
         )
     split = block == 64 and SWIZZLE_COLUMNS < depth <= 2 * SWIZZLE_COLUMNS
-    if block == 64 * s.knobs.warpgroups or split:
+    shared = s.knobs.issue_order == "by_turns"
+    swapped = shared and block == SWAPPED_BLOCK and depth == 2 * SWIZZLE_COLUMNS
+    if block == 64 * s.knobs.warpgroups or split or swapped:
         return None
     return f"two warpgroups cannot split {block} queries of {depth} columns of dQ"
 
@@ -113,6 +121,22 @@ def _shared_rows_need_two_stages(s: BackwardPassSm90Shape) -> str | None:
     if not s.knobs.shared_rows or (order in SHARING_ORDERS and min(stages) > 1):
         return None
     return f"warpgroups that share rows take two stages and {SHARING_ORDERS}, got {order}, {stages}"
+
+
+def _turns_share_registers(s: BackwardPassSm90Shape) -> str | None:
+    if s.knobs.issue_order != "by_turns":
+        return None
+    if s.share is None or s.owns_dq or s.dq_columns != s.knobs.block_columns:
+        return (
+            "S and the share of dQ take turns in registers of a warpgroup of keys: they are as many"
+        )
+    if (
+        s.candidate.score != "softmax"
+        or not {"softcap", "bias_table"}.isdisjoint(s.candidate.modifications)
+        or s.knobs.held_rows
+    ):
+        return "by turns, dS takes P as its operand, for no sums of it, and rows have no registers"
+    return None
 
 
 def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
@@ -145,6 +169,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
     "shared_rows_split_results": _shared_rows_split_results,
     "shared_rows_need_two_stages": _shared_rows_need_two_stages,
+    "turns_share_registers": _turns_share_registers,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "spans_add_in_no_order": _spans_add_in_no_order,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/attention_backward_sm90/wgmma_transposed.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
@@ -27,10 +28,14 @@ using softmax_forward::warpgroup_wait;
 template <typename T>
 struct DqShareSm90 {
   using Element = typename T::Element;
-  float sums[T::kDqColumns / 2];
+  using Sums = float[T::kDqMmaColumns / 2];
+  Sums sums;  // where orders have no other registers for it
 
   // dS K with dS [queries, keys] at `ds` and K at `k`.
   __device__ __forceinline__ void issue(uint32_t ds, uint32_t k, int row, int column) {
+    issue(sums, ds, k, row, column);
+  }
+  __device__ __forceinline__ static void issue(Sums& sums, uint32_t ds, uint32_t k, int row, int column) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
     // Hides where the addresses come from, so that descriptors are computed here and not kept in registers.
     asm volatile("" : "+r"(ds), "+r"(k));
@@ -41,9 +46,13 @@ struct DqShareSm90 {
 #pragma unroll
     for (int step = 0; step < T::kBlockRows / kMmaDepth; ++step) {
       int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
-      Wgmma<T::kDqColumns>::template ss<Element, 1>(
-          sums, advance_desc(a, block * T::kBlockColumns * kSwizzleRowBytes + within),
-          advance_desc(b, step * kMmaDepth * kSwizzleRowBytes), step > 0);
+      uint64_t const of_ds = advance_desc(a, block * T::kBlockColumns * kSwizzleRowBytes + within);
+      uint64_t const of_k = advance_desc(b, step * kMmaDepth * kSwizzleRowBytes);
+      if constexpr (T::kSwapsDq) {
+        WgmmaTransposed<T::kDqMmaColumns>::template ss<Element>(sums, of_k, of_ds, step > 0);
+      } else {
+        Wgmma<T::kDqMmaColumns>::template ss<Element, 1>(sums, of_ds, of_k, step > 0);
+      }
     }
     warpgroup_commit_batch();
   }
@@ -51,15 +60,18 @@ struct DqShareSm90 {
   // Adds it, once it is complete, to the sums of its tile, which start at `tile`; or puts it into shared memory of this
   // warp, at `stage`, for `send`.
   __device__ __forceinline__ void add(float* tile, int row, int column, uint32_t stage) {
+    add(sums, tile, row, column, stage);
+  }
+  __device__ __forceinline__ static void add(Sums& sums, float* tile, int row, int column, uint32_t stage) {
     fence_accumulators(sums);
     float* const first = place(tile, row, column);
     if constexpr (T::kBulkDq) wait_added();
 #pragma unroll
-    for (int g = 0; g < T::kDqColumns / 8; ++g) {
+    for (int g = 0; g < T::kDqMmaColumns / 8; ++g) {
       float const a = sums[4 * g], b = sums[4 * g + 1], c = sums[4 * g + 2], d = sums[4 * g + 3];
       if constexpr (T::kBulkDq) {
         store_shared_float4(stage + 512 * g + 16 * lane_index(), make_float4(a, b, c, d));
-      } else if (T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
+      } else if (T::kSwapsDq || T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
         add_four(first + 128 * g + 4 * lane_index(), a, b, c, d);
       }
     }
@@ -70,12 +82,14 @@ struct DqShareSm90 {
       fence_view_async_shared();
       __syncwarp();
       if (lane_index() == 0) {
-        bulk_add(place(tile, row, column), stage, 64 * minimum(T::kDqColumns, T::kDepth - column));
+        bulk_add(place(tile, row, column), stage,
+                 64 * (T::kSwapsDq ? T::kBlockColumns : minimum(T::kDqColumns, T::kDepth - column)));
       }
     }
   }
   // Where this warp's sums of a tile start.
   __device__ __forceinline__ static float* place(float* tile, int row, int column) {
+    if constexpr (T::kSwapsDq) return tile + (column / 16 + warp_in_warpgroup()) * (T::kBlockColumns / 8) * 128;
     constexpr int kTilesPerRow = T::kDepth / 8;
     return tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
   }
@@ -156,6 +170,35 @@ __global__ void __launch_bounds__(kRowThreads)
   int const head = index % p.heads_q, batch = index / p.heads_q;
   float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockColumns * T::kDepth);
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
+  float const scale = score_scale(p);
+  if constexpr (T::kSwapsDq) {
+    // A unit is two rows of queries of a tile of 16 columns by 8 queries.
+    constexpr int kQueryTiles = T::kBlockColumns / 8;
+    for (int unit = threadIdx.x; unit < T::kDepth / 16 * kQueryTiles * 4; unit += kRowThreads) {
+      int const fragment = unit / 4, column = fragment / kQueryTiles * 16;
+      int const row = tile * T::kBlockColumns + fragment % kQueryTiles * 8 + unit % 4 * 2;
+      auto const* const source = reinterpret_cast<float4 const*>(sums + int64_t(fragment) * 128) + unit % 4;
+      uint32_t words[2][8];
+#pragma unroll
+      for (int pair = 0; pair < 4; ++pair) {
+        float4 const a = source[8 * pair], b = source[8 * pair + 4];
+        words[0][pair] = pack_pair<Element>(a.x * scale, b.x * scale);
+        words[1][pair] = pack_pair<Element>(a.y * scale, b.y * scale);
+        words[0][4 + pair] = pack_pair<Element>(a.z * scale, b.z * scale);
+        words[1][4 + pair] = pack_pair<Element>(a.w * scale, b.w * scale);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const query = i / 2, half = i % 2;
+        if (row + query < rows && column + 8 * half < p.dim_qk) {
+          *reinterpret_cast<uint4*>(out + int64_t(first_row + row + query) * p.dq.stride_row + column + 8 * half) =
+              make_uint4(words[query][4 * half], words[query][4 * half + 1], words[query][4 * half + 2],
+                         words[query][4 * half + 3]);
+        }
+      }
+    }
+    return;
+  }
   constexpr int kColumnTiles = T::kDepth / 8;
   // A unit is one row of a tile of 16x8, and the row eight below it.
 #pragma unroll 2
@@ -163,7 +206,6 @@ __global__ void __launch_bounds__(kRowThreads)
     int const fragment = unit / 8, column = fragment % kColumnTiles * 8;
     int const row = tile * T::kBlockColumns + fragment / kColumnTiles * 16 + unit % 8;
     auto const* const source = reinterpret_cast<float4 const*>(sums + int64_t(fragment) * 128 + unit % 8 * 16);
-    float const scale = score_scale(p);
     uint32_t words[2][4];
 #pragma unroll
     for (int lane = 0; lane < 4; ++lane) {

@@ -30,8 +30,8 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
   using Second = BarrierRing<T::kSecondStages>;  // of Y1
 
   int const group;  // of this warpgroup, the same in all lanes
-  float s[T::kBlockColumns / 2], dp[T::kHasDs ? T::kBlockColumns / 2 : 1];
-  uint32_t p[T::kHasDv ? T::kBlockColumns / 4 : 1], ds[T::kHasDs ? T::kBlockColumns / 4 : 1];
+  float s[T::kBlockColumns / 2], dp[T::kHasDs && !T::kByTurns ? T::kBlockColumns / 2 : 1];
+  uint32_t p[T::kHasDv ? T::kBlockColumns / 4 : 1], ds[T::kHasDs && !T::kByTurns ? T::kBlockColumns / 4 : 1];
   float base[2], shift[2];  // of this lane's two rows, where rows are queries
   CappedScores<T::kPacksCapped, T::kBlockColumns / 4> capped;
   Distances<T> distances;
@@ -159,9 +159,25 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     }
     if (kAny && !T::kSoftcap && masked) mask(now, 0.0f);
   }
+  // Where dP is, and dS as an operand.
+  __device__ __forceinline__ auto& dp_registers() {
+    if constexpr (T::kByTurns) {
+      return s;
+    } else {
+      return dp;
+    }
+  }
+  __device__ __forceinline__ auto& ds_registers() {
+    if constexpr (T::kByTurns) {
+      return p;
+    } else {
+      return ds;
+    }
+  }
   // dS in the place of dP.
   __device__ __forceinline__ void differentiate(int index, Cursor const&) {
     if constexpr (T::kHasDs) {
+      auto& dp = dp_registers();
       uint32_t const values = Base::shift_of(Second::stage(index)) + 8 * (lane_index() & 3);
 #pragma unroll
       for (int g = 0; g < T::kBlockColumns / 8; ++g) {
@@ -171,6 +187,10 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
         for (int e = 0; e < 4; ++e) {
           float const d = T::kByQueries ? shift[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
           float p_of_ds = s[4 * g + e];
+          if constexpr (T::kByTurns) {
+            float2 const pair = unpack_pair<Element>(p[2 * g + e / 2]);
+            p_of_ds = e % 2 == 0 ? pair.x : pair.y;
+          }
           if constexpr (T::kPacksCapped) {
             float2 const pair = unpack_pair<Element>(capped.bent[2 * g + e / 2]);
             p_of_ds = e % 2 == 0 ? pair.x : pair.y;
@@ -194,7 +214,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     }
   }
   __device__ __forceinline__ void pack_ds() {
-    if constexpr (T::kHasDs) pack(ds, dp);
+    if constexpr (T::kHasDs) pack(ds_registers(), dp_registers());
   }
   template <int Registers>
   __device__ __forceinline__ static void pack(uint32_t (&operands)[Registers], float const* scores) {
@@ -203,7 +223,8 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     softmax_forward::fence_operands(operands);
   }
   // dS, of which rows are keys here, as rows of queries: one block of 64 columns for each warpgroup.
-  __device__ __forceinline__ void store_ds(uint32_t tile) const {
+  __device__ __forceinline__ void store_ds(uint32_t tile) {
+    auto const& ds = ds_registers();
     uint32_t const block = tile + group * T::kBlockColumns * kSwizzleRowBytes;
     int const matrix = lane_index() / 8, key = lane_index() & 7;
     int const chunk = 2 * warp_in_warpgroup() + matrix % 2, row = 8 * (matrix / 2) + key;

@@ -37,6 +37,7 @@ enum class IssueOrder {
   kScoresAhead,  // S: the exponentials run beside the results of the step before
   kBothAhead,    // S and dP: all of the softmax does
   kInterleaved,  // S, after dP and dV and before dK and dQ: each half of the softmax runs beside half of the results
+  kByTurns,  // S, then dK of the step before, dQ of that, dV and dP; S, dQ and dP in the same registers, and P and dS
 };
 // Who computes the share of dQ: the warpgroups of the keys, or one of its own.
 enum class DqBy { kKeys, kOwn };
@@ -97,9 +98,12 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kThreads = 128 * (1 + kWarpgroups + kOwnDq);
 
   // The share of dQ, as 64 rows of queries by so many columns: where the warpgroups of the keys compute it, each takes
-  // 64 of its rows, or where there are no more, 64 of its columns.
-  static constexpr bool kSplitsDqColumns = !kOwnDq && kBlockColumns == 64;
+  // 64 of its rows, or where there are no more, 64 of its columns. Of 80 queries, these columns are the rows of the
+  // MMA.
+  static constexpr bool kSwapsDq = kKeysDq && kBlockColumns == 80;
+  static constexpr bool kSplitsDqColumns = !kOwnDq && (kBlockColumns == 64 || kSwapsDq);
   static constexpr int kDqColumns = kOwnDq ? minimum(kDepth, 64) : kSplitsDqColumns ? 64 : kDepth;
+  static constexpr int kDqMmaColumns = kSwapsDq ? kBlockColumns : kDqColumns;
   static constexpr int kDqParts = kOwnDq ? 1 : kWarpgroups;  // that a tile is added in
 
   // Warpgroups trade registers: those of rows share what the others leave of the even shares of the launch.
@@ -112,16 +116,20 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
 
   // Of retnet's long steps more: the assembler loads factors ahead.
   static constexpr int kRegistersBesideFragments = kRetNet && kBlockColumns > 64                  ? 56
+                                                   : kOrder == IssueOrder::kByTurns               ? 32
                                                    : kOrder == IssueOrder::kInterleaved && kOwnDq ? 32
                                                                                                   : 40;
   static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
-  static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
-  static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
-  static constexpr int kDqFragments = kKeysDq ? kDqColumns / 2 : 0;
+  static constexpr bool kByTurns = kOrder == IssueOrder::kByTurns;
+  static constexpr int kScoreRegisters = (kHasDs && !kByTurns ? 2 : 1) * kBlockColumns / 2;  // S and dP
+  static constexpr int kPackedRegisters =
+      (kHasDs && kHasDv && !kByTurns ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
+  static constexpr int kDqFragments = kKeysDq ? kDqMmaColumns / 2 : 0;
   // Beside the results: what is there when scores turn into operands, when the results are in flight, or dQ.
   static constexpr int kBesideResults =
       kOrder == IssueOrder::kBothAhead     ? kScoreRegisters + kPackedRegisters + kDqFragments
       : kOrder == IssueOrder::kInterleaved ? kScoreRegisters + kPackedRegisters / 2
+      : kByTurns                           ? kBlockColumns / 2 + kPackedRegisters
       : kOrder == IssueOrder::kSerial      ? kPackedRegisters + kDqFragments
                                            : kBlockColumns / 2 + maximum(kPackedRegisters, kDqFragments);
   static constexpr int kHeldRegisters = kHeldRows ? kDepth / 4 + (kHasDs ? kColumns / 4 : 0) : 0;
@@ -148,7 +156,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static_assert(kOrder != IssueOrder::kInterleaved || kPass == GradientPass::kKeys, "interleaving_needs_all_products");
   static_assert(!kSharesDq || (kDsStages <= 2 && (kOwnDq ? kBlockColumns % 64 == 0
                                                          : kBlockColumns == 64 * kWarpgroups ||
-                                                               (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128))),
+                                                               (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128) ||
+                                                               (kSwapsDq && kByTurns && kDepth == 128))),
                 "dq_share_fits_warpgroups");
   static_assert(!kSharedRows ||
                     (kPass == GradientPass::kKeys && !kSharesDq && kWarpgroups == 2 && !kHeldRows && !kRetNet),
@@ -156,6 +165,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static_assert(!kSharedRows || ((kOrder == IssueOrder::kSerial || kOrder == IssueOrder::kBothAhead) &&
                                  kFirstStages > 1 && kSecondStages > 1),
                 "shared_rows_need_two_stages");
+  static_assert(kOrder != IssueOrder::kByTurns || (kKeysDq && kDqMmaColumns == kBlockColumns && !kRetNet &&
+                                                   !Mods::kSoftcap && !Mods::kBias && !kHeldRows),
+                "turns_share_registers");
   static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
@@ -168,7 +180,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
   static constexpr int kY1Bytes = kBlockColumns * kColumnsLoaded * 2;
   static constexpr int kDsBytes = kBlockColumns * kBlockRows * 2;
-  static constexpr int kDqWarpBytes = kBulkDq ? 16 * kDqColumns * 4 : 0;
+  static constexpr int kDqWarpBytes = kBulkDq ? 16 * kDqMmaColumns * 4 : 0;
   static constexpr int kValueBytes = kByQueries ? 0 : 4 * kBlockColumns;
   static constexpr int kX1Offset = kX0Bytes;
   static constexpr int kY0Offset = kX1Offset + kX1Bytes;
