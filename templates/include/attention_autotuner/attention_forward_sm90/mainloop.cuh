@@ -9,6 +9,7 @@
 
 #include "attention_autotuner/attention_forward_sm90/output.cuh"
 #include "attention_autotuner/attention_forward_sm90/producer.cuh"
+#include "attention_autotuner/attention_forward_sm90/shared_scores.cuh"
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/split_combine.cuh"
@@ -372,19 +373,30 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     stages.init_barriers();
   }
   stages.clear_unloaded_rows();
-  __syncthreads();
+  if constexpr (T::kSharesScores) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   if (warpgroup == 0) {
     if constexpr (T::kTradesRegisters) give_registers<T::kProducerRegisters>();
-    if (threadIdx.x == 0) stages.load_q_and_k();
-    if (T::kClearsV ? threadIdx.x / 32 == 1 : threadIdx.x == 32) stages.load_v();
+    if constexpr (T::kSharesScores) {
+      if (threadIdx.x == 0) SharedScoresLoads<T>{stages}.load_q_k_and_v();
+    } else {
+      if (threadIdx.x == 0) stages.load_q_and_k();
+      if (T::kClearsV ? threadIdx.x / 32 == 1 : threadIdx.x == 32) stages.load_v();
+    }
     if constexpr (T::kMasked) {
       if (threadIdx.x == 64) stages.load_mask();
     }
   } else {
     if constexpr (T::kTradesRegisters) take_registers<T::kConsumerRegisters>();
-    AttentionForwardSm90Consumer<T> consumer(arguments, smem, warpgroup - 1);
+    std::conditional_t<T::kSharesScores, SharedScoresConsumer<T>, AttentionForwardSm90Consumer<T>> consumer(
+        arguments, smem, warpgroup - 1);
     consumer.run();
   }
+  // No CTA ends while the other of its cluster may still store to its shared memory.
+  if constexpr (T::kSharesScores) cluster_sync();
 }
 
 // The results of all splits. It starts while the kernel above runs, and waits for it.
