@@ -177,8 +177,8 @@ void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
     }
   };
   while (!faulted) {
-    size_t const room = size_t(std::max(launch.cluster, settings.multiprocessors));
-    while (next < total && ctas.size() + size_t(launch.cluster) <= room) {
+    size_t const held = size_t(std::max(launch.cluster, settings.multiprocessors));
+    while (next < total && ctas.size() + size_t(launch.cluster) <= held) {
       // Shared memory starts at any multiple of 16 that no kernel chose.
       uint32_t const base = 1024 + 16 * uint32_t(random_source() % 64);
       auto const cluster = std::make_shared<Cluster>();

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "attention_autotuner/abi.h"
-#include "attention_autotuner/attention_forward_sm90/mainloop.cuh"
+#include "attention_autotuner/attention_forward_sm90/kernel.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"

@@ -88,7 +88,7 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
 
   RingCursor<T::kQStages> q;
   RingCursor<T::kRingStages> ring;  // the next tile of K or V
-  RingCursor<T::kExchangeStages> sent, received;
+  RingCursor<T::kExchangeStages> exchange;
   float other_level[2], other_sum[2];  // of the other CTA, as its last P came
 
   // --- MMAs and stages -----------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
 
   // P of this CTA's keys from the scores, to the other CTA.
   __device__ __forceinline__ void send(int other) {
-    uint32_t const barrier = full(exchange_barrier(sent.stage), 0);
-    wait(barrier + 8, sent.phase ^ 1);
-    uint32_t const target = remote_address(exchanged(sent.stage), other), counts = remote_address(barrier, other);
+    uint32_t const barrier = full(exchange_barrier(exchange.stage), 0);
+    wait(barrier + 8, exchange.phase ^ 1);
+    uint32_t const target = remote_address(exchanged(exchange.stage), other), counts = remote_address(barrier, other);
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
       uint32_t words[4];
@@ -160,13 +160,12 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     uint32_t const rows[4] = {__float_as_uint(level[0]), __float_as_uint(level[1]), __float_as_uint(totals[0]),
                               __float_as_uint(totals[1])};
     if ((lane_index() & 3) == 0) store_remote(target + rows_offset(), rows, counts);
-    sent.advance();
   }
   // P of the other CTA's keys. No MMA may be in flight.
   __device__ __forceinline__ void receive(int other) {
-    uint32_t const barrier = full(exchange_barrier(received.stage), 0), source = exchanged(received.stage);
+    uint32_t const barrier = full(exchange_barrier(exchange.stage), 0), source = exchanged(exchange.stage);
     if (leads_warpgroup()) arrive_and_expect_tx(barrier, T::kExchangedBytes);
-    wait(barrier, received.phase);
+    wait(barrier, exchange.phase);
     uint32_t seen = 0;
 #pragma unroll
     for (int i = 0; i < kWords / 4; ++i) {
@@ -189,7 +188,7 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     // Every lane has read.
     bool const some = __any_sync(0xffffffffu, seen != 0);
     if (warp_arrives()) arrive_remote_after(some, remote_address(barrier + 8, other));
-    received.advance();
+    exchange.advance();
   }
   // Takes both halves of P at the lower of their levels. Returns whether O has to be multiplied with `factor`, `due`
   // being whether it had to be for this CTA's own sake.
