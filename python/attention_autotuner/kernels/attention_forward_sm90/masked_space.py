@@ -25,6 +25,7 @@ class MaskedSpace:
         stages: (of K and V, of the mask) pairs.
         ends: (stages of Q, way of O) pairs.
         schedules: those of a causal mask, which are all.
+        exchanges: (stages of P exchanged, of K, of V, of the mask), where two slices share scores.
     """
 
     plans: tuple[tuple[int, Mainloop, bool], ...] = (
@@ -44,8 +45,10 @@ class MaskedSpace:
         (1, "direct"),
     )
     schedules: tuple[Schedule, ...] = ("dynamic", "static", "grid")
+    exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 2, 2, 1), (2, 2, 1, 1), (1, 2, 1, 2))
 
 
+SHARED_BLOCK = 128  # keys of a step whose scores two CTAs share
 SMALL_DIM, MIDDLE_DIM = 64, 128  # up to which the first suit, and the next; measured on an H200
 SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
 
@@ -87,6 +90,29 @@ def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kn
             v_stages=stages[0],
             mask_stages=stages[1],
             v_slices=slices,
+            output=output,
+            schedule=schedule,
+        )
+    if slices == 2:
+        yield from _sharing_scores(problem, space)
+
+
+def _sharing_scores(problem: Problem, space: MaskedSpace) -> Iterator[AttentionForwardSm90Knobs]:
+    """Two slices as a cluster, in which each computes half of the scores."""
+    schedules = ("grid", "static") if problem.causal else ("static", "grid")
+    for exchange, (q_stages, output), schedule in product(space.exchanges, space.ends, schedules):
+        stages, k_stages, v_stages, mask_stages = exchange
+        yield AttentionForwardSm90Knobs(
+            warpgroups=2,
+            block_n=SHARED_BLOCK,
+            mainloop="overlap",
+            optimistic=False,
+            q_stages=q_stages,
+            k_stages=k_stages,
+            v_stages=v_stages,
+            mask_stages=mask_stages,
+            v_slices=2,
+            exchange_stages=stages,
             output=output,
             schedule=schedule,
         )
