@@ -48,6 +48,7 @@ class MaskedSpace:
     exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 2, 2, 1), (2, 2, 1, 1), (1, 2, 1, 2))
 
 
+SHARING_DIMS = (256, 512)  # whose default shares scores, without a causal mask; measured on an H200
 SHARED_BLOCK = 128  # keys of a step whose scores two CTAs share
 SMALL_DIM, MIDDLE_DIM = 64, 128  # up to which the first suit, and the next; measured on an H200
 SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
@@ -70,6 +71,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         return (knobs.mask_stages < 2, not claims and knobs.schedule != "grid")
 
     points = sorted(_points(problem, spec), key=unsuited)
+    if (problem.padded_dim_qk, problem.padded_dim_v) == SHARING_DIMS and not problem.causal:
+        points = [*_sharing_scores(problem, SPACES.get(spec.name, MaskedSpace())), *points]
     return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 
@@ -99,7 +102,7 @@ def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kn
 
 def _sharing_scores(problem: Problem, space: MaskedSpace) -> Iterator[AttentionForwardSm90Knobs]:
     """Two slices as a cluster, in which each computes half of the scores."""
-    schedules = ("grid", "static") if problem.causal else ("static", "grid")
+    schedules: tuple[Schedule, ...] = ("grid", "static") if problem.causal else ("static", "grid")
     for exchange, (q_stages, output), schedule in product(space.exchanges, space.ends, schedules):
         stages, k_stages, v_stages, mask_stages = exchange
         yield AttentionForwardSm90Knobs(
