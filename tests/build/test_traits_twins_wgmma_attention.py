@@ -43,6 +43,11 @@ def changed(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     return replace(PLAIN, knobs=replace(PLAIN.knobs, **knobs), **(fields or {}))
 
 
+def sharing(**knobs: Any) -> Candidate:
+    shared = {"v_slices": 2, "exchange_stages": 1, "mask_stages": 1, "schedule": "static"}
+    return replace(MASKED, knobs=replace(MASKED.knobs, **{**shared, **knobs}))
+
+
 ILLEGAL = {
     "padded_dim_qk_range": changed({"padded_dim_qk": 24}),
     "padded_dim_v_range": changed({"padded_dim_v": 24}),
@@ -68,6 +73,11 @@ ILLEGAL_MASKED = {
     "mask_stages_range": replace(MASKED, knobs=replace(MASKED.knobs, mask_stages=0)),
     "mask_fills_blocks": replace(MASKED, knobs=replace(MASKED.knobs, block_n=96)),
     "softmax_alone": replace(MASKED, knobs=replace(MASKED.knobs, optimistic=True)),
+    "exchange_stages_range": sharing(exchange_stages=3),
+    "two_slices_share_scores": sharing(v_slices=1),
+    "shared_scores_overlap": sharing(mainloop="serial"),
+    "clusters_claim_nothing": sharing(schedule="dynamic"),
+    "shared_ring_holds_step": sharing(k_stages=1, v_stages=1),
 }
 TOO_LARGE = changed(k_stages=4, v_stages=4)
 
@@ -97,6 +107,7 @@ def test_masks_are_counted_alike(tmp_path: Path) -> None:
         if candidate.kernel == PLAIN.kernel
     ]
     assert {shape_of(candidate).knobs.v_slices for candidate in candidates} == {1, 2}
+    assert {shape_of(candidate).knobs.exchange_stages for candidate in candidates} == {0, 1, 2}
     fragments = [shape_of(candidate).fragment_registers for candidate in candidates]
     compare_traits(tmp_path, candidates, kFragmentRegisters=fragments)
 

@@ -20,7 +20,7 @@ _OPERAND = {"r": "uint32_t", "l": "uint64_t", "f": "float", "h": "uint16_t", "n"
 _SPECIAL = {
     "%tid.x": "::emulation::thread_index().x",
     "%ctaid.x": "::emulation::block_index().x",
-    "%cluster_ctarank": "0",
+    "%cluster_ctarank": "uint32_t(::emulation::current->cta->rank)",
 }
 _INDEX = re.compile(r"(?<![\w.>])(thread|block|grid)(Idx|Dim)\b")
 _OPEN, _CLOSE = "([{", ")]}"

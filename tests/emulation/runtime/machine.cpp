@@ -165,20 +165,25 @@ void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
   uint64_t const total = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
   uint64_t next = 0;
   int const count = int(launch.block.x * launch.block.y * launch.block.z);
-  auto start = [&] {
+  auto start = [&](std::shared_ptr<Cluster> const& cluster, int rank, uint32_t base) {
     Index3 const index{unsigned(next % launch.grid.x), unsigned(next / launch.grid.x % launch.grid.y),
                        unsigned(next / launch.grid.x / launch.grid.y)};
     ++next;
-    // Shared memory starts at any multiple of 16 that no kernel chose.
-    uint32_t const base = 1024 + 16 * uint32_t(random_source() % 64);
-    ctas.push_back(std::make_unique<Cta>(index, count, base, launch.shared_bytes));
+    ctas.push_back(std::make_unique<Cta>(index, count, base, launch.shared_bytes, cluster, rank, launch.cluster));
+    cluster->ctas.push_back(ctas.back().get());
     for (auto& thread : ctas.back()->threads) {
       thread->stack = take_stack();
       make_ready(thread.get());
     }
   };
   while (!faulted) {
-    while (next < total && ctas.size() < size_t(std::max(1, settings.multiprocessors))) start();
+    size_t const held = size_t(std::max(launch.cluster, settings.multiprocessors));
+    while (next < total && ctas.size() + size_t(launch.cluster) <= held) {
+      // Shared memory starts at any multiple of 16 that no kernel chose.
+      uint32_t const base = 1024 + 16 * uint32_t(random_source() % 64);
+      auto const cluster = std::make_shared<Cluster>();
+      for (int rank = 0; rank < launch.cluster; ++rank) start(cluster, rank, base);
+    }
     if (settings.policy == Policy::kEager) {
       while (!events.empty() && !faulted) fire(0);
     } else if (settings.policy == Policy::kRandom && !events.empty() && chance(50)) {
@@ -206,6 +211,7 @@ void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
     }
     for (auto const& ended : cta->threads) free_stacks.push_back(ended->stack);
     if (starved.cta == cta) starved.cta = nullptr;
+    cta->cluster->ctas[size_t(cta->rank)] = nullptr;
     ctas.erase(std::find_if(ctas.begin(), ctas.end(), [cta](auto const& held) { return held.get() == cta; }));
   }
 }
@@ -231,16 +237,24 @@ void fault(char const* format, ...) {
 std::string const& last_fault() { return fault_text; }
 
 Cta::~Cta() = default;
-Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes)
-    : index(index), warps(size_t(count + 31) / 32), memory(base, bytes), alive(count), actors(size_t(count)) {
+Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes, std::shared_ptr<Cluster> cluster, int rank,
+         int cluster_size)
+    : index(index),
+      cluster(std::move(cluster)),
+      rank(rank),
+      warps(size_t(count + 31) / 32),
+      memory(base, bytes),
+      alive(count),
+      actors(size_t(count)),
+      first_actor(size_t(rank) * (size_t(count) + kOtherActors)) {
   for (int i = 0; i < (count + 127) / 128; ++i) mmas.push_back(std::make_unique<MmaQueue>());
   for (int i = 0; i < count; ++i) {
     threads.push_back(std::make_unique<Thread>());
     Thread& thread = *threads.back();
     thread.cta = this;
     thread.linear = i;
-    thread.clock.times.resize(size_t(count) + kOtherActors);
-    thread.clock.times[size_t(i)] = 1;
+    thread.clock.times.resize(size_t(cluster_size) * (size_t(count) + kOtherActors));
+    thread.clock.times[thread.actor()] = 1;
     thread.index = {unsigned(i) % block_size.x, unsigned(i) / block_size.x % block_size.y,
                     unsigned(i) / block_size.x / block_size.y};
   }
@@ -248,7 +262,7 @@ Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes)
 
 uint16_t Cta::new_actor() {
   if (actors >= threads.size() + kOtherActors) fault("more barriers and threads that store than are emulated");
-  return uint16_t(actors++);
+  return uint16_t(first_actor + actors++);
 }
 
 void WaitQueue::wake() {
@@ -346,6 +360,24 @@ void sync_named(int id, int threads) {
 void arrive_named(int id, int threads) {
   count_named(id, threads);
   maybe_yield();
+}
+
+void arrive_in_cluster() {
+  Cluster& cluster = *current->cta->cluster;
+  NamedBarrier& barrier = cluster.barrier;
+  int wanted = 0;
+  for (Cta const* cta : cluster.ctas) wanted += cta == nullptr ? 0 : cta->alive;
+  current->cluster_generation = barrier.generation;
+  current->release(barrier.coming);
+  if (++barrier.arrived == wanted) end_generation(barrier);
+  maybe_yield();
+}
+void wait_in_cluster() {
+  NamedBarrier& barrier = current->cta->cluster->barrier;
+  wait_until(
+      barrier.queue, [&] { return barrier.generation != current->cluster_generation; },
+      "the cluster's barrier, %d threads there by then", barrier.arrived);
+  current->clock.join(barrier.released);
 }
 
 int run(Launch const& launch) {

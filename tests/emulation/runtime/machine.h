@@ -149,21 +149,31 @@ struct Thread {
   uint16_t store_actor = 0;  // 0 before the first store
   WaitQueue store_queue;
   std::vector<uint32_t> unfenced;                // chunks
+  uint64_t cluster_generation = 0;               // of the cluster's barrier at which it arrived
   std::pair<uint64_t, uint32_t> acquired{0, 0};  // the place that was last read with acquire, and what it held
   std::vector<std::function<void()>> copies;
   std::deque<std::vector<std::function<void()>>> copy_groups;
 
   int lane() const { return linear % 32; }
-  Moment now() const { return {uint16_t(linear), clock.times[size_t(linear)]}; }
+  size_t actor() const;  // among those of the cluster
+  Moment now() const { return {uint16_t(actor()), clock.times[actor()]}; }
   // What this thread did is for others to learn.
   void release(Clock& to) {
     to.join(clock);
-    ++clock.times[size_t(linear)];
+    ++clock.times[actor()];
   }
+};
+
+// CTAs that reach each other's shared memory; a launch without clusters has ones of a single CTA.
+struct Cluster {
+  std::vector<Cta*> ctas;  // by rank; null once one has ended
+  NamedBarrier barrier;
 };
 
 struct Cta {
   Index3 index;
+  std::shared_ptr<Cluster> cluster;
+  int rank;
   std::vector<std::unique_ptr<Thread>> threads;
   std::vector<Warp> warps;
   std::vector<std::unique_ptr<MmaQueue>> mmas;  // of each warpgroup
@@ -171,13 +181,17 @@ struct Cta {
   SharedMemory memory;
   alignas(16) char static_memory[4096];  // of the one array that a kernel may declare; without checks
   int alive = 0;
-  int events = 0;  // that are due
-  size_t actors;   // so far: threads and others
+  int events = 0;      // that are due
+  size_t actors;       // so far: threads and others
+  size_t first_actor;  // of the cluster's
 
-  Cta(Index3 index, int threads, uint32_t base, uint32_t bytes);
+  Cta(Index3 index, int threads, uint32_t base, uint32_t bytes, std::shared_ptr<Cluster> cluster, int rank,
+      int cluster_size);
   ~Cta();
   uint16_t new_actor();
 };
+
+inline size_t Thread::actor() const { return cta->first_actor + size_t(linear); }
 
 extern Thread* current;
 extern Index3 grid_size, block_size;
@@ -227,6 +241,13 @@ void arrive(uint32_t address, int count = 1);
 void wait_parity(uint32_t address, int parity);
 void complete_bytes(Cta& cta, uint32_t address, int64_t bytes);
 
+// Clusters: an address of this CTA's shared memory as one of the CTA of a rank, and what can be done there.
+uint32_t remote_address(uint32_t address, int rank);
+void arrive_remotely(uint32_t address);
+void store_remotely(uint32_t target, uint32_t const (&words)[4], uint32_t barrier);
+void arrive_in_cluster();
+void wait_in_cluster();
+
 // Copies of TMA tiles: what a descriptor says, and its uses.
 struct TensorMap {
   char* data;
@@ -247,6 +268,7 @@ struct Launch {
   Index3 grid, block;
   uint32_t shared_bytes;
   std::function<void()> body;
+  int cluster = 1;  // CTAs
 };
 // 0, or 1 after a fault.
 int run(Launch const& launch);

@@ -53,8 +53,11 @@ std::string SharedMemory::describe(Moment moment) const {
     if (barrier.actor == moment.actor)
       return "a copy that the barrier at +" + std::to_string(address - base_) + " counts";
   }
-  bool const thread = moment.actor < current->cta->threads.size();
-  return thread ? "thread " + std::to_string(moment.actor) : "an MMA or a TMA store";
+  Cta const& cta = *current->cta;
+  bool const other = moment.actor < cta.first_actor || moment.actor >= cta.first_actor + cta.actors;
+  if (other) return "another CTA of the cluster";
+  size_t const actor = moment.actor - cta.first_actor;
+  return actor < cta.threads.size() ? "thread " + std::to_string(actor) : "an MMA or a TMA store";
 }
 void SharedMemory::check_visible(uint32_t address, uint32_t bytes, char const* what) {
   for (uint32_t at = address; at < address + bytes; at += 4) {
@@ -153,6 +156,47 @@ void complete_bytes(Cta& cta, uint32_t address, int64_t bytes) {
   barrier.bytes -= bytes;
   end_phase_if_due(barrier);
 }
+namespace {
+
+constexpr int kRankShift = 24;  // of an address in another CTA
+
+Cta& cta_of(uint32_t address, char const* what) {
+  auto const& ctas = current->cta->cluster->ctas;
+  uint32_t const rank = (address >> kRankShift) - 1;
+  if (rank >= ctas.size()) fault("%s at %#x, which is no address of a cluster", what, address);
+  if (ctas[rank] == nullptr) fault("%s in CTA %u of the cluster, which has ended", what, rank);
+  return *ctas[rank];
+}
+uint32_t local(uint32_t address) { return address & ((1u << kRankShift) - 1); }
+
+}  // namespace
+
+uint32_t remote_address(uint32_t address, int rank) { return address | uint32_t(rank + 1) << kRankShift; }
+void arrive_remotely(uint32_t address) {
+  MBarrier& barrier = cta_of(address, "an arrival").memory.barrier(local(address));
+  if (barrier.pending < 1) fault("one arrival too many at the barrier at %#x of another CTA", local(address));
+  current->release(barrier.coming);
+  --barrier.pending;
+  end_phase_if_due(barrier);
+  maybe_yield();
+}
+void store_remotely(uint32_t target, uint32_t const (&words)[4], uint32_t barrier) {
+  Cta& cta = cta_of(target, "a store");
+  if (&cta != &cta_of(barrier, "a store's barrier")) fault("a store to one CTA that the barrier of another counts");
+  uint32_t const place = local(target), counting = local(barrier);
+  if (place % 16 != 0) fault("a store of 16 bytes at %#x is not aligned", place);
+  MBarrier const& counted = cta.memory.barrier(counting);
+  cta.memory.will_write(place, {counted.actor, uint32_t(counted.phase + 1)}, "a store from another CTA");
+  ++cta.events;
+  later([&cta, place, counting, held = std::vector<uint32_t>(words, words + 4)] {
+    std::memcpy(cta.memory.raw(place, 16, "a store from another CTA"), held.data(), 16);
+    cta.memory.has_written(place);
+    --cta.events;
+    complete_bytes(cta, counting, 16);
+  });
+  maybe_yield();
+}
+
 void wait_parity(uint32_t address, int parity) {
   maybe_yield();
   MBarrier& barrier = current->cta->memory.barrier(address);

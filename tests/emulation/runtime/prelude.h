@@ -50,10 +50,15 @@ inline bool mutant(char const* name) { return settings.mutant == name; }
 inline Index3 index_of(dim3 const& size) { return {size.x, size.y, size.z}; }
 
 template <typename... Parameters, typename... Arguments>
+void launch_clusters(int cluster, dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(Parameters...),
+                     Arguments const&... arguments) {
+  std::tuple<std::decay_t<Parameters>...> held(arguments...);
+  run({index_of(grid), index_of(block), uint32_t(shared_bytes), [&] { std::apply(kernel, held); }, cluster});
+}
+template <typename... Parameters, typename... Arguments>
 void launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t, void (*kernel)(Parameters...),
             Arguments const&... arguments) {
-  std::tuple<std::decay_t<Parameters>...> held(arguments...);
-  run({index_of(grid), index_of(block), uint32_t(shared_bytes), [&] { std::apply(kernel, held); }});
+  launch_clusters(1, grid, block, shared_bytes, kernel, arguments...);
 }
 
 template <typename Value>
@@ -80,8 +85,13 @@ inline uint32_t ballot(char const* what, unsigned mask, bool vote) {
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...),
                                Arguments const&... arguments) {
-  ::emulation::launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, kernel,
-                      arguments...);
+  int cluster = 1;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    cudaLaunchAttribute const& attribute = config->attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = int(attribute.val.clusterDim.x);
+  }
+  ::emulation::launch_clusters(cluster, config->gridDim, config->blockDim, config->dynamicSmemBytes, kernel,
+                               arguments...);
   return cudaGetLastError();
 }
 

@@ -260,14 +260,19 @@ inline void fence_acq_rel_gpu() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 
-// --- clusters, which are not emulated: kernels compile, and fault where they have one --------------------------------
+// --- clusters, but for multicast, which is not emulated: such kernels compile, and fault there ----------------------
 
-inline void mapa_shared_cluster_u32(uint32_t&, uint32_t, uint32_t) { fault("mapa: clusters are not emulated"); }
-inline void mbarrier_arrive_release_cluster_shared_cluster_b64(uint32_t) {
-  fault("an arrival at another CTA: clusters are not emulated");
+inline void mapa_shared_cluster_u32(uint32_t& to, uint32_t address, uint32_t rank) {
+  to = remote_address(address, int(rank));
 }
-inline void barrier_cluster_arrive() { fault("barrier.cluster: clusters are not emulated"); }
-inline void barrier_cluster_wait() {}
+inline void mbarrier_arrive_shared_cluster_b64(uint32_t barrier) { arrive_remotely(barrier); }
+inline void mbarrier_arrive_release_cluster_shared_cluster_b64(uint32_t barrier) { arrive_remotely(barrier); }
+inline void st_async_shared_cluster_mbarrier_complete_tx_bytes_v4_b32(uint32_t target, uint32_t a, uint32_t b,
+                                                                      uint32_t c, uint32_t d, uint32_t barrier) {
+  store_remotely(target, {a, b, c, d}, barrier);
+}
+inline void barrier_cluster_arrive() { arrive_in_cluster(); }
+inline void barrier_cluster_wait() { wait_in_cluster(); }
 template <typename... Operands>
 void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(Operands...) {
   fault("multicast: clusters are not emulated");

@@ -24,9 +24,10 @@ def step_clks(
     A softmax takes `modified` times what one of plain scores does.
     """
     knobs = shape.knobs
-    scores = knobs.block_m * knobs.block_n
-    columns = shape.candidate.padded_dim_qk + shape.value_columns
-    mma = clk_of_mmas(scores * columns, spec) / fit.attention_sm90_rate
+    scores = knobs.block_m * knobs.score_keys
+    products = scores * shape.candidate.padded_dim_qk
+    products += knobs.block_m * knobs.block_n * shape.value_columns
+    mma = clk_of_mmas(products, spec) / fit.attention_sm90_rate
     if shape.masked:
         softmax = fit.attention_sm90_mask_score_clk * scores
     else:
@@ -100,7 +101,8 @@ def predict(
         mma_clk=mma_clk,
         exposed_clk=exposed_clk,
         block_clk=tile_clk(shape, mma_clk, exposed_clk, fit),
-        moved_bytes=ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns + rows_of_mask),
+        moved_bytes=ELEMENT_BYTES
+        * (knobs.score_keys * (shape.depth + rows_of_mask) + knobs.block_n * shape.columns),
         once=problem.bytes_moved,
         overlap_loss=fit.attention_sm90_overlap_loss,
         start_us=start_us,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
+from ...core.identity import LATER
 from ...core.modifications import PACKED
 from ..shared.knobs import Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
@@ -36,6 +37,9 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
         v_stages: stages of V.
         mask_stages: stages of retnet's mask; 0 without one.
         v_slices: CTAs that share a tile of rows, each computing its part of the columns of V.
+        exchange_stages: stages of P that the two slices of a tile of rows send each other, as a cluster in which each
+            computes the scores of half of a step's keys; 0 where each computes all of them. K and V then go through
+            one ring of the stages of both.
         output: ``through_q``: O leaves through the shared memory of its Q, by TMA; ``direct``: from registers.
         schedule: ``grid``: one CTA for each tile of rows; ``static``: CTAs stay and take every n-th tile; ``dynamic``:
             they claim the next one.
@@ -63,6 +67,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     v_stages: int = 2
     mask_stages: int = 0
     v_slices: int = 1
+    exchange_stages: int = field(default=0, metadata=LATER)
     output: Output = "through_q"
     schedule: Schedule = "dynamic"
     pack_gqa: bool = False
@@ -76,6 +81,11 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     def block_m(self) -> int:
         """Query rows of one CTA tile."""
         return 64 * self.warpgroups
+
+    @property
+    def score_keys(self) -> int:
+        """Keys of a step whose scores one CTA computes."""
+        return self.block_n // self.v_slices if self.exchange_stages else self.block_n
 
     @property
     def overlaps(self) -> bool:
@@ -94,6 +104,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 "turns" if self.ping_pong else "free",
                 f"q{self.q_stages}k{self.k_stages}v{self.v_stages}",
                 *([f"m{self.mask_stages}v{self.v_slices}"] if masked else []),
+                *([f"x{self.exchange_stages}"] if self.exchange_stages else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
                 *split_words(self),

@@ -25,6 +25,7 @@ class MaskedSpace:
         stages: (of K and V, of the mask) pairs.
         ends: (stages of Q, way of O) pairs.
         schedules: those of a causal mask, which are all.
+        exchanges: (stages of P exchanged, of K, of V, of the mask), where two slices share scores.
     """
 
     plans: tuple[tuple[int, Mainloop, bool], ...] = (
@@ -44,8 +45,11 @@ class MaskedSpace:
         (1, "direct"),
     )
     schedules: tuple[Schedule, ...] = ("dynamic", "static", "grid")
+    exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 2, 2, 1), (2, 2, 1, 1), (1, 2, 1, 2))
 
 
+SHARING_DIMS = (256, 512)  # whose default shares scores, without a causal mask; measured on an H200
+SHARED_BLOCK = 128  # keys of a step whose scores two CTAs share
 SMALL_DIM, MIDDLE_DIM = 64, 128  # up to which the first suit, and the next; measured on an H200
 SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
 
@@ -67,6 +71,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         return (knobs.mask_stages < 2, not claims and knobs.schedule != "grid")
 
     points = sorted(_points(problem, spec), key=unsuited)
+    if (problem.padded_dim_qk, problem.padded_dim_v) == SHARING_DIMS and not problem.causal:
+        points = [*_sharing_scores(problem, SPACES.get(spec.name, MaskedSpace())), *points]
     return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 
@@ -87,6 +93,29 @@ def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kn
             v_stages=stages[0],
             mask_stages=stages[1],
             v_slices=slices,
+            output=output,
+            schedule=schedule,
+        )
+    if slices == 2:
+        yield from _sharing_scores(problem, space)
+
+
+def _sharing_scores(problem: Problem, space: MaskedSpace) -> Iterator[AttentionForwardSm90Knobs]:
+    """Two slices as a cluster, in which each computes half of the scores."""
+    schedules: tuple[Schedule, ...] = ("grid", "static") if problem.causal else ("static", "grid")
+    for exchange, (q_stages, output), schedule in product(space.exchanges, space.ends, schedules):
+        stages, k_stages, v_stages, mask_stages = exchange
+        yield AttentionForwardSm90Knobs(
+            warpgroups=2,
+            block_n=SHARED_BLOCK,
+            mainloop="overlap",
+            optimistic=False,
+            q_stages=q_stages,
+            k_stages=k_stages,
+            v_stages=v_stages,
+            mask_stages=mask_stages,
+            v_slices=2,
+            exchange_stages=stages,
             output=output,
             schedule=schedule,
         )

@@ -16,6 +16,7 @@ from ..shared.workspace import layout_bytes, list_bytes, span_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of
 
 BARRIER_BYTES = 512
+EXCHANGED_ROW_BYTES = 8  # level and sum of a row, beside its P
 REGISTERS_BESIDE_FRAGMENTS = 32  # of a consumer thread; its addresses are few and its loop is short
 COUNTER_BYTES = 4  # of claimed tiles
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 24}  # by consumer warpgroups; one trades none
@@ -66,7 +67,7 @@ class AttentionForwardSm90Shape(Sm90Shape):
         The next P counts where it is made while this one is still read.
         """
         knobs = self.knobs
-        fragments = self.value_columns // 2 + knobs.block_n // 2
+        fragments = self.value_columns // 2 + knobs.score_keys // 2
         if knobs.mainloop != "strict":
             fragments += knobs.block_n // 4
         if knobs.overlaps and knobs.optimistic:
@@ -84,8 +85,16 @@ def smem_bytes(shape: AttentionForwardSm90Shape) -> int:
     knobs = shape.knobs
     q = knobs.q_stages * knobs.block_m * shape.depth
     keys = knobs.k_stages * shape.depth + knobs.v_stages * shape.columns
+    if knobs.exchange_stages:
+        keys = (knobs.k_stages + knobs.v_stages) * max(shape.depth, shape.columns)
     mask = knobs.mask_stages * knobs.block_m
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * (q + knobs.block_n * (keys + mask)) + BARRIER_BYTES
+    elements = q + knobs.score_keys * (keys + mask)
+    exchanged = (
+        knobs.exchange_stages
+        * knobs.block_m
+        * (knobs.score_keys * ELEMENT_BYTES + EXCHANGED_ROW_BYTES)
+    )
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * elements + exchanged + BARRIER_BYTES
 
 
 def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:

@@ -21,6 +21,8 @@ from .resources import (
 
 MAX_KEY_STAGES = 8
 MAX_MASK_STAGES = 4
+MAX_EXCHANGE_STAGES = 2
+LEAST_RING_STAGES = 3  # where scores are shared: K of the next step, V of both halves of this one
 SOFTMAX_KNOBS = ("optimistic", "pack_gqa", "split_kv")  # which a mask's scores have no use for
 
 
@@ -52,9 +54,35 @@ def _mask_stages_range(s: AttentionForwardSm90Shape) -> str | None:
 
 
 def _mask_fills_blocks(s: AttentionForwardSm90Shape) -> str | None:
-    if not s.masked or s.knobs.block_n % SWIZZLE_COLUMNS == 0:
+    if not s.masked or s.knobs.score_keys % SWIZZLE_COLUMNS == 0:
         return None
-    return f"tiles of a mask have whole blocks of {SWIZZLE_COLUMNS} keys, got {s.knobs.block_n}"
+    return f"tiles of a mask have whole blocks of {SWIZZLE_COLUMNS} keys, got {s.knobs.score_keys}"
+
+
+def _two_slices_share_scores(s: AttentionForwardSm90Shape) -> str | None:
+    if not s.knobs.exchange_stages or (s.masked and s.knobs.v_slices == 2):
+        return None
+    return f"two slices exchange scores that a mask modifies, got v_slices={s.knobs.v_slices}"
+
+
+def _shared_scores_overlap(s: AttentionForwardSm90Shape) -> str | None:
+    plan = (s.knobs.mainloop, s.knobs.ping_pong)
+    if not s.knobs.exchange_stages or plan == ("overlap", False):
+        return None
+    return f"shared scores have the loop overlap without turns, got {plan}"
+
+
+def _clusters_claim_nothing(s: AttentionForwardSm90Shape) -> str | None:
+    if not s.knobs.exchange_stages or s.knobs.schedule != "dynamic":
+        return None
+    return "the CTAs of a cluster cannot claim tiles together, got schedule='dynamic'"
+
+
+def _shared_ring_holds_step(s: AttentionForwardSm90Shape) -> str | None:
+    stages = s.knobs.k_stages + s.knobs.v_stages
+    if not s.knobs.exchange_stages or stages >= LEAST_RING_STAGES:
+        return None
+    return f"a step holds {LEAST_RING_STAGES} tiles of K and V, got {stages} stages"
 
 
 def _softmax_alone(s: AttentionForwardSm90Shape) -> str | None:
@@ -134,6 +162,11 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "v_stages_range": within("v_stages", 1, MAX_KEY_STAGES),
     "mask_stages_range": _mask_stages_range,
     "mask_fills_blocks": _mask_fills_blocks,
+    "exchange_stages_range": within("exchange_stages", 0, MAX_EXCHANGE_STAGES),
+    "two_slices_share_scores": _two_slices_share_scores,
+    "shared_scores_overlap": _shared_scores_overlap,
+    "clusters_claim_nothing": _clusters_claim_nothing,
+    "shared_ring_holds_step": _shared_ring_holds_step,
     "softmax_alone": _softmax_alone,
     "slices_fill_blocks": _slices_fill_blocks,
     "flat_needs_two_stages": _flat_needs_two_stages,

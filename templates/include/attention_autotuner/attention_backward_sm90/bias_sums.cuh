@@ -21,8 +21,6 @@
 
 namespace attention_autotuner::softmax_backward {
 
-inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
-
 template <typename T, bool kAny = T::kSumsBias>
 struct BiasSums {
   template <typename Consumer>

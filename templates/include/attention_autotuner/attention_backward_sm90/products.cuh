@@ -13,8 +13,6 @@
 
 namespace attention_autotuner::softmax_backward {
 
-inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
-
 template <typename T>
 using ScoresOf = std::conditional_t<T::kRetNet, BackwardPassSm90RetNet<T>, BackwardPassSm90Scores<T>>;
 

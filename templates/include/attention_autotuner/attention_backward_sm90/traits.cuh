@@ -28,6 +28,8 @@
 
 namespace attention_autotuner {
 
+inline constexpr int kWarpgroupBarrier = 1;  // the first of each warpgroup's named barriers
+
 // How the three results are shared out: all in one pass, dQ in one of its own, or each in one of its own.
 enum class Decomposition { kFused, kTwoPass, kThreePass };
 enum class GradientPass { kKeys, kDk, kDv, kDq };

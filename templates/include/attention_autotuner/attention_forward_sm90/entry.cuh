@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "attention_autotuner/abi.h"
-#include "attention_autotuner/attention_forward_sm90/mainloop.cuh"
+#include "attention_autotuner/attention_forward_sm90/kernel.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
@@ -200,6 +200,22 @@ struct AttentionForwardSm90Entry {
     return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90_combine<Config>, results));
   }
 
+  // The slices of a tile of rows as a cluster.
+  static int32_t launch_clusters(softmax_forward::ArgumentsOf<T> const& arguments, int ctas, cudaStream_t stream) {
+    cudaLaunchAttribute cluster;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = T::kVSlices;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(ctas / T::kVSlices * T::kVSlices);
+    config.blockDim = dim3(T::kThreads);
+    config.dynamicSmemBytes = T::kSmemBytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90<Config>, arguments));
+  }
+
   // What is made of scores, and the results of rows beside O.
   using Arguments = softmax_forward::ArgumentsOf<T>;
   template <typename AttentionParams>
@@ -238,8 +254,8 @@ struct AttentionForwardSm90Entry {
         (T::kPackGqa
              ? describe_packed(arguments.q, p, packed)
              : TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, rows_q, p.heads_q, batch, T::kBlockM)) &&
-        TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, rows_k, p.heads_kv, batch, T::kBlockN) &&
-        TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, rows_k, p.heads_kv, batch, T::kBlockN) &&
+        TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, rows_k, p.heads_kv, batch, T::kScoreKeys) &&
+        TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, rows_k, p.heads_kv, batch, T::kScoreKeys) &&
         (T::kOutput == Output::kDirect || TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, rows_q, p.heads_q,
                                                                         batch, softmax_forward::kWarpgroupRows));
     if (!described || !take_scores(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -274,6 +290,7 @@ struct AttentionForwardSm90Entry {
     }
     if (prepared != cudaSuccess) return cuda_status(prepared);
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
+    if constexpr (T::kSharesScores) return launch_clusters(arguments, ctas, stream);
     softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
     cudaError_t const error = cudaGetLastError();
     if (error != cudaSuccess || splits(p) == 1) return cuda_status(error);

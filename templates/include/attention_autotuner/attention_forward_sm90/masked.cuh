@@ -57,7 +57,7 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
   __device__ __forceinline__ void mask(WorkTile const& tile, int key_tile) {
     int const row = group * kWarpgroupRows + 16 * warp_in_warpgroup();
     MaskRows<T> rows(arguments, this->mask_tile(masks.stage), row, tile.row_block * T::kBlockM + row,
-                     key_tile * T::kBlockN);
+                     key_tile * T::kBlockN + (T::kSharesScores ? tile.slice * T::kScoreKeys : 0));
     wait_mask();
     if (rows.causal) {
       multiply<true>(rows);
@@ -91,12 +91,14 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
     }
     return true;
   }
+  // A word of P.
+  __device__ __forceinline__ uint32_t packed(int i) const {
+    float const f = kGuarded ? level[i % 2] : 1.0f;
+    return pack_pair<Element>(s[2 * i] * f, s[2 * i + 1] * f);
+  }
   __device__ __forceinline__ void pack() {
 #pragma unroll
-    for (int i = 0; i < T::kBlockN / 4; ++i) {
-      float const f = kGuarded ? level[i % 2] : 1.0f;
-      p[i] = pack_pair<Element>(s[2 * i] * f, s[2 * i + 1] * f);
-    }
+    for (int i = 0; i < T::kScoreKeys / 4; ++i) p[i] = packed(i);
   }
   // P of a tile in the place of the last. No MMA may be in flight.
   __device__ __forceinline__ bool scores_to_p(bool) {
@@ -125,7 +127,7 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
   __device__ __forceinline__ void multiply(MaskRows<T>& rows) {
     tile_sum[0] = tile_sum[1] = 0.0f;
 #pragma unroll
-    for (int sixteen = 0; sixteen < T::kBlockN / 16; ++sixteen) {
+    for (int sixteen = 0; sixteen < T::kScoreKeys / 16; ++sixteen) {
       uint32_t words[4];
       rows.template load<Causal>(words, sixteen);
 #pragma unroll

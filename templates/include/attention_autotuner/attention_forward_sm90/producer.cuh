@@ -77,10 +77,14 @@ struct AttentionForwardSm90Stages {
   }
 
   __device__ __forceinline__ void init_barriers() const {
-    for (int i = 0; i < T::kTileBarrier; ++i) {
+    for (int i = 0; i < T::kExchangeBarrier; ++i) {
       barrier_init(full(i, 0), 1);
       // The mask is released by warps, which read it for themselves.
       barrier_init(empty(i, 0), T::kWarpgroups * (i < T::kMaskBarrier ? 1 : 4 * kWarpArrivals));
+    }
+    for (int i = T::kExchangeBarrier; i < T::kTileBarrier; ++i) {
+      barrier_init(full(i, 0), 1);
+      barrier_init(empty(i, 0), 4 * kWarpArrivals);
     }
     for (int i = 0; i < T::kTileSlots; ++i) {
       barrier_init(full(T::kTileBarrier, i), 1);
@@ -260,8 +264,10 @@ struct AttentionForwardSm90Stages {
 #pragma unroll 1
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kMaskBarrier, masks.stage), masks.phase ^ 1);
-        fill_stage<T::kBlockM, T::kBlockN>(mask_tile(masks.stage), arguments.mask, full(T::kMaskBarrier, masks.stage),
-                                           tile.row_block * T::kBlockM, key_tile * T::kBlockN, tile.head, 0);
+        int const key = key_tile * T::kBlockN + (T::kSharesScores ? tile.slice * T::kScoreKeys : 0);
+        fill_stage<T::kBlockM, T::kScoreKeys>(mask_tile(masks.stage), arguments.mask,
+                                              full(T::kMaskBarrier, masks.stage), tile.row_block * T::kBlockM, key,
+                                              tile.head, 0);
         masks.advance();
       }
     } while (sequence.template next<false>());

@@ -19,7 +19,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   using Base::query_of;
 
   int const group;  // of this warpgroup, the same in all lanes
-  float o[T::kColumns / 2], s[T::kBlockN / 2];
+  float o[T::kColumns / 2], s[T::kScoreKeys / 2];
   uint32_t p[T::kBlockN / 4], next_p[T::kBlockN / 4];
   float level[2], sum[2];        // of this lane's two rows: what P is taken with, and the sum over this lane's columns
   float factor[2];               // that O is due to be multiplied with
@@ -51,6 +51,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
       steps = maximum(1, minimum(tiles.end, key_tiles(range, last_row + 1)) - tiles.first);
     // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
     if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
+    if constexpr (T::kSharesScores) steps = of_cta;  // the others send and receive as many
     skipped = of_cta - steps;
     int seen = range.length(arguments);
     if (arguments.causal) seen = minimum(seen, row + 1 + range.causal_offset(arguments));

@@ -49,17 +49,21 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static constexpr int kVStages = Config::kVStages;
   static constexpr int kMaskStages = Config::kMaskStages;  // 0 without a mask
   static constexpr int kVSlices = Config::kVSlices;        // CTAs that share the columns of V of a tile of rows
-  static constexpr int kDepth = Config::kPaddedDimQK;      // that Q K^T sums over
+  // The slices form a cluster, in which each computes the scores of its part of a step's keys and sends P to the other.
+  static constexpr int kExchangeStages = Config::kExchangeStages;  // of P that comes from the other; 0 without
+  static constexpr bool kSharesScores = kExchangeStages > 0;
+  static constexpr int kScoreKeys = kSharesScores ? kBlockN / kVSlices : kBlockN;      // of a step, in one CTA
+  static constexpr int kDepth = Config::kPaddedDimQK;                                  // that Q K^T sums over
   static constexpr int kColumns = divide_up(Config::kPaddedDimV, 16 * kVSlices) * 16;  // of V, in one CTA
   // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
   static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
   static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kProducers = kMasked ? 3 : 2;  // threads
+  static constexpr int kProducers = kMasked && !kSharesScores ? 3 : 2;  // threads
   // As tiles of the mask are read.
   static constexpr bool kByQueries = true;
   static constexpr int kBlockRows = kBlockM;
-  static constexpr int kBlockColumns = kBlockN;
+  static constexpr int kBlockColumns = kScoreKeys;
 
   // Warpgroups trade registers: the consumers share what the producer leaves of the even shares of the launch. A single
   // one has as many as a thread can, without a trade.
@@ -70,7 +74,7 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
       minimum(240, (kEvenRegisters * (1 + kWarpgroups) - kProducerRegisters) / maximum(1, kWarpgroups) / 8 * 8);
   static constexpr int kRegistersBesideFragments = 32;
   // O, S, and P unless it takes the place of S; the next P where it is made while this one is still read.
-  static constexpr int kFragmentRegisters = kColumns / 2 + kBlockN / 2 +
+  static constexpr int kFragmentRegisters = kColumns / 2 + kScoreKeys / 2 +
                                             (kMainloop == Mainloop::kStrict ? 0 : kBlockN / 4) +
                                             (kOverlaps && kOptimistic ? kBlockN / 4 : 0);
 
@@ -86,7 +90,12 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static_assert(kKStages >= 1 && kKStages <= 8, "k_stages_range");
   static_assert(kVStages >= 1 && kVStages <= 8, "v_stages_range");
   static_assert(kMasked ? kMaskStages >= 1 && kMaskStages <= 4 : kMaskStages == 0, "mask_stages_range");
-  static_assert(!kMasked || kBlockN % 64 == 0, "mask_fills_blocks");
+  static_assert(!kMasked || kScoreKeys % 64 == 0, "mask_fills_blocks");
+  static_assert(kExchangeStages >= 0 && kExchangeStages <= 2, "exchange_stages_range");
+  static_assert(!kSharesScores || (kMasked && kVSlices == 2), "two_slices_share_scores");
+  static_assert(!kSharesScores || (kMainloop == Mainloop::kOverlap && !kPingPong), "shared_scores_overlap");
+  static_assert(!kSharesScores || kSchedule != Schedule::kDynamic, "clusters_claim_nothing");
+  static_assert(!kSharesScores || kKStages + kVStages >= 3, "shared_ring_holds_step");
   static_assert(!kMasked || !(kOptimistic || kPackGqa || kSplitKv), "softmax_alone");
   static_assert(kVSlices == 1 || kColumns % 64 == 0 || kOutput == Output::kDirect, "slices_fill_blocks");
   static_assert(!kFlat || (kQStages == 2 && kKStages > 1 && kVStages > 1), "flat_needs_two_stages");
@@ -101,19 +110,26 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   // Stages of Q, of K, of V and of the mask, then barriers and the claimed tiles; all stages at multiples of 1024
   // bytes.
   static constexpr int kQBytes = kBlockM * kDepthLoaded * 2;
-  static constexpr int kKBytes = kBlockN * kDepthLoaded * 2;
-  static constexpr int kVBytes = kBlockN * kColumnsLoaded * 2;
+  // Where scores are shared, K and V go through one ring of all their stages, half of a step's keys in each.
+  static constexpr int kKBytes =
+      kScoreKeys * (kSharesScores ? maximum(kDepthLoaded, kColumnsLoaded) : kDepthLoaded) * 2;
+  static constexpr int kVBytes = kSharesScores ? kKBytes : kBlockN * kColumnsLoaded * 2;
+  static constexpr int kRingStages = kKStages + kVStages;
   static constexpr int kKOffset = kQStages * kQBytes;
   static constexpr int kVOffset = kKOffset + kKStages * kKBytes;
-  static constexpr int kMaskBytes = kBlockM * kBlockN * 2;
+  static constexpr int kMaskBytes = kBlockM * kScoreKeys * 2;
   static constexpr int kMaskOffset = kVOffset + kVStages * kVBytes;
-  static constexpr int kBarrierOffset = kMaskOffset + kMaskStages * kMaskBytes;
+  // A stage has for each warpgroup P of its rows, as its threads hold it, and the levels and sums of the rows.
+  static constexpr int kExchangeOffset = kMaskOffset + kMaskStages * kMaskBytes;
+  static constexpr int kExchangedBytes = 64 * (kScoreKeys * 2 + 8);
+  static constexpr int kBarrierOffset = kExchangeOffset + kExchangeStages * kWarpgroups * kExchangedBytes;
   // Barriers in pairs, full and empty.
   static constexpr int kQBarrier = 0;
   static constexpr int kKBarrier = kQStages;
   static constexpr int kVBarrier = kKBarrier + kKStages;
   static constexpr int kMaskBarrier = kVBarrier + kVStages;
-  static constexpr int kTileBarrier = kMaskBarrier + kMaskStages;
+  static constexpr int kExchangeBarrier = kMaskBarrier + kMaskStages;
+  static constexpr int kTileBarrier = kExchangeBarrier + kExchangeStages * kWarpgroups;
   static constexpr int kTileSlots = 2;
   static constexpr int kTileSlotOffset = kBarrierOffset + 16 * (kTileBarrier + kTileSlots);
   static constexpr int kBoundedOffset = kTileSlotOffset + 4 * kTileSlots;  // of the barrier for V that is cleared

@@ -1,0 +1,136 @@
+"""Retnet's forward whose slices share scores, on an emulated machine: results, and mistakes of the exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import LaunchFailed, Wrong
+from attention_autotuner.core.problem import DType, Problem
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.operations.shared.tensors import Inputs
+from attention_autotuner.serving.loader import LoadedKernel
+from tests.emulation.build import build
+from tests.emulation.check import RUNS, check
+
+pytestmark = pytest.mark.build
+
+SHARED = "attention_forward_sm90/shared_scores.cuh"
+MUTANTS = {
+    "slot_not_awaited": (SHARED, "wait(barrier + 8, exchange.phase ^ 1);", ""),
+    "p_not_awaited": (SHARED, "wait(barrier, exchange.phase);", ""),
+    "level_not_taken": (SHARED, "level[half] = other_level[half];", ""),
+    "share_not_taken": (SHARED, "shares[half] = level[half] / other_level[half];", ""),
+    "sum_not_taken": (SHARED, "sum[half] += other_sum[half];", ""),
+    "v_released_early": (
+        SHARED,
+        "send(tile.slice ^ 1);\n    warpgroup_wait<1>();\n    release(2);",
+        "send(tile.slice ^ 1); release(2); warpgroup_wait<1>();",
+    ),
+    "ends_alone": (
+        "attention_forward_sm90/kernel.cuh",
+        "if constexpr (T::kSharesScores) cluster_sync();",
+        "",
+    ),
+}
+CAUGHT = [
+    ("slot_not_awaited", "random", "races with"),
+    ("p_not_awaited", "lazy", "deadlock"),
+    ("level_not_taken", "eager", "o: "),
+    ("share_not_taken", "eager", "o: "),
+    ("sum_not_taken", "eager", "o: "),
+    ("v_released_early", "eager", "races with the read of an MMA"),
+    ("ends_alone", "random", "has ended"),
+]
+ROWS = Problem(
+    op="retnet",
+    mask="explicit",
+    batch=1,
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=200,
+    seqlen_k=300,
+    dim_qk=64,
+    dim_v=128,
+)
+SQUARE = Problem(
+    op="retnet",
+    mask="explicit",
+    batch=2,
+    heads_q=1,
+    heads_kv=1,
+    seqlen_q=130,
+    seqlen_k=130,
+    dim_qk=64,
+    dim_v=128,
+    causal=True,
+)
+
+
+def candidate(dtype: DType = "fp16", **knobs: Any) -> Candidate:
+    plan: dict[str, Any] = {
+        "warpgroups": 2,
+        "block_n": 128,
+        "mainloop": "overlap",
+        "optimistic": False,
+        "q_stages": 1,
+        "mask_stages": 1,
+        "v_slices": 2,
+        "exchange_stages": 1,
+        "output": "direct",
+        "schedule": "static",
+    }
+    return Candidate(
+        op="retnet",
+        mask="explicit",
+        dtype=dtype,
+        padded_dim_qk=64,
+        padded_dim_v=128,
+        knobs=AttentionForwardSm90Knobs(**(plan | knobs)),
+    )
+
+
+def uneven_levels(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """Rows whose P leaves the range of fp16 in the keys of one CTA alone, at first or later, in those of either."""
+    mask = inputs.tensors["mask"]
+    for rows, keys in ((slice(0, None, 3), slice(64, 128)), (slice(1, None, 3), slice(0, 64))):
+        mask[:, rows, :128] *= 4000
+        mask[:, rows, keys] *= 8
+    mask[:, 5:90:7, 128:192] *= 60000
+    mask.clamp_(-60000, 60000)
+    return inputs, inputs
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
+    return build(candidate(), tmp_path_factory.mktemp("shared"), MUTANTS)
+
+
+def test_shared_scores_are_right(emulated: LoadedKernel) -> None:
+    outcome = check(emulated, [ROWS, SQUARE])
+    assert outcome.ok, outcome.reason
+
+
+def test_levels_of_two_ctas_agree(emulated: LoadedKernel) -> None:
+    outcome = check(emulated, [ROWS], RUNS[1:], adjust=uneven_levels)
+    assert outcome.ok, outcome.reason
+
+
+def test_other_rings_and_way_of_o_are_right(tmp_path: Path) -> None:
+    knobs = {"exchange_stages": 2, "v_stages": 1, "q_stages": 2, "mask_stages": 2}
+    kernel = build(candidate("bf16", **knobs, output="through_q", schedule="grid"), tmp_path)
+    outcome = check(kernel, [replace(ROWS, dtype="bf16")], RUNS[::2])
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize(("mutant", "policy", "message"), CAUGHT)
+def test_mistakes_of_the_exchange_are_caught(
+    emulated: LoadedKernel, mutant: str, policy: str, message: str
+) -> None:
+    outcome = check(emulated, [ROWS], [(policy, 1)], adjust=uneven_levels, mutant=mutant)
+    assert isinstance(outcome, (LaunchFailed, Wrong))
+    assert message in outcome.reason, outcome.reason
