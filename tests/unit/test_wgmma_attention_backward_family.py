@@ -68,13 +68,13 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
         ((80, 80), "fused_keys_g2c64i3x2_own2bulk"),
         ((96, 96), "fused_keys_g2c64i3x2_own2bulk"),
         ((112, 112), "fused_keys_g2c64i3x2_keys2bulk"),
-        ((192, 128), "two_pass_keys_g2c64s3x3r_dq_g2c64b3x3"),
+        ((192, 128), "two_pass_keys_g2c32i3x2_dq_g2c64b3x3"),
         ((192, 192), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2"),
         ((256, 256), "two_pass_keys_g2c64s2x2r_dq_g2c48s2x2"),
     ],
 )
 def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
-    early = "_early" if dims[0] > 128 else ""
+    early = "_early" if dims[1] > 128 else ""
     assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent{early}"
     assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt{early}"
 

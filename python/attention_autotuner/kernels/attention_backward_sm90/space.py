@@ -70,7 +70,8 @@ class AttentionBackwardSm90Space:
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
         shared_keys: (queries of a step, issue order) pairs of passes whose warpgroups share keys, beside one over
-            queries; for head dims beyond :data:`WIDE`. Launches are early first: they gain most with several passes.
+            queries; for head dims beyond :data:`WIDE`, and before all others where both are at least :data:`WIDEST`,
+            as they were raced. Launches are early first: they gain most with several passes.
         wide_blocks, widest_blocks: both instead for head dims beyond :data:`WIDE` and :data:`WIDEST`, where smaller
             steps leave room for the stages that hide loads.
         cta_orders: orders of the list of CTAs.
@@ -153,6 +154,7 @@ def _points(
     feeds: tuple[tuple[Feed, ...], ...] = (FEEDS,)
     tiles = tuple(product(space.key_blocks, space.query_tiles))
     blocks = space.widest_blocks if widest > WIDEST else space.wide_blocks
+    raced = min(problem.padded_dim_qk, problem.padded_dim_v) >= WIDEST
     if widest > WIDE:
         tiles = tuple(product(blocks, product((2,), blocks)))
         feeds += (AHEAD, SERIAL)
@@ -185,22 +187,9 @@ def _points(
                 if made not in seen and (made.deterministic or not problem.deterministic):
                     seen.add(made)
                     yield made
-        for (block, order), early in product(
-            space.shared_keys if widest > WIDE else (), reversed(space.early)
-        ):
-            if not early or cta_order == _usual_order(problem):
-                keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
-                dq = BackwardPassSm90(block_columns=blocks[0], issue_order=FEEDS[0][0])
-                yield _fitted(
-                    problem,
-                    spec,
-                    "two_pass",
-                    keys,
-                    FEEDS,
-                    cta_order,
-                    dq=dq,
-                    early_launches=early,
-                )
+        shared = _shared(problem, space, spec, cta_order, blocks[0]) if widest > WIDE else ()
+        if raced:
+            yield from shared
         for mask_stages, decomposition, (block, (groups, columns)), of_pass in product(
             masks, PASSES, tiles, feeds
         ):
@@ -218,6 +207,24 @@ def _points(
                     if launched not in seen:
                         seen.add(launched)
                         yield launched
+        if not raced:
+            yield from shared
+
+
+def _shared(
+    problem: Problem,
+    space: AttentionBackwardSm90Space,
+    spec: ArchSpec,
+    cta_order: CtaOrder,
+    columns: int,
+) -> Iterator[AttentionBackwardSm90Knobs]:
+    """Points of keys that warpgroups share, beside a pass over queries of so many keys a step."""
+    dq = BackwardPassSm90(block_columns=columns, issue_order=FEEDS[0][0])
+    for (block, order), early in product(space.shared_keys, reversed(space.early)):
+        if not early or cta_order == _usual_order(problem):
+            keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
+            knobs = _fitted(problem, spec, "two_pass", keys, FEEDS, cta_order, dq=dq)
+            yield replace(knobs, early_launches=early)
 
 
 def _fitted(
