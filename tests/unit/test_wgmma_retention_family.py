@@ -229,6 +229,27 @@ def test_gradients_of_every_other_pair_of_head_dims_have_a_candidate(
     assert default.form == "auto"
 
 
+@pytest.mark.parametrize(
+    ("batch", "tokens", "wanted"),
+    [
+        (8, 2048, (2, 0)),  # 128 CTAs of two warpgroups
+        (4, 4096, (1, 0)),  # 64, or 128 of one
+        (2, 8192, (2, 2048)),  # 32, or 64
+        (1, 1024, (1, 0)),  # as few, but short
+    ],
+)
+def test_gradients_keep_sequences_whole_where_that_employs_the_gpu(
+    batch: int, tokens: int, wanted: tuple[int, int]
+) -> None:
+    problem = replace(BACKWARD, batch=batch, seqlen_q=tokens, seqlen_k=tokens)
+    chosen = POLICY.default(problem)
+    assert isinstance(chosen.knobs, ChunkwiseBackwardSm90Knobs)
+    assert (chosen.knobs.warpgroups, chosen.knobs.super_chunk) == wanted
+    others = [other for other in POLICY.legal(problem) if other.kernel == chosen.kernel]
+    best = min(estimate(problem, other, POLICY.spec).us for other in others)
+    assert estimate(problem, chosen, POLICY.spec).us < 1.1 * best
+
+
 def test_gradients_take_the_time_of_three_passes() -> None:
     default = POLICY.default(BACKWARD)
     forward = replace(DECAYED, dim_v=256)

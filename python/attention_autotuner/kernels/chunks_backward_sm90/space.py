@@ -10,7 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..chunks_sm80.space import ChunkPasses
-from ..chunks_sm90.space import MIN_TOKENS
+from ..chunks_sm90.space import MIN_TOKENS, WHOLE_TILES, suits_whole
 from ..shared.passes import first_legal, points_of
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseBackwardSm90Knobs
@@ -37,12 +37,23 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Kn
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | None:
-    """The first legal point, with super-chunks that employ most SMs; None where there is none."""
+    """The first legal point, with super-chunks that employ most SMs; None where there is none.
+
+    As in the forward direction, sequences stay whole where fewer columns a CTA employ enough SMs.
+    """
     knobs = first_legal(problem, spec, _points(problem), passes_of)
     if knobs is None:
         return None
-    size = ChunkPasses(problem, spec).default_super_chunk(knobs.columns, _width(problem))
-    return replace(knobs, super_chunk=size)
+    passes, width = ChunkPasses(problem, spec), _width(problem)
+    size = passes.default_super_chunk(knobs.columns, width)
+    whole = (
+        point
+        for point in _points(problem)
+        if size
+        and (point.warpgroups, point.ctas_per_sm) in WHOLE_TILES
+        and suits_whole(point, passes.ctas(point.columns, width), problem, spec)
+    )
+    return first_legal(problem, spec, whole, passes_of) or replace(knobs, super_chunk=size)
 
 
 def _width(problem: Problem) -> int:

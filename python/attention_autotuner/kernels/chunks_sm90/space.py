@@ -79,10 +79,14 @@ def _whole(
     """Points that need no super-chunks."""
     tiles = tuple(tile for tile in WHOLE_TILES if tile in space.tiles)
     for knobs in _points(problem, replace(space, tiles=tiles)):
-        short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
-        ctas = passes.ctas(knobs.columns, problem.padded_dim_v)
-        if short or ctas >= WHOLE_EMPLOYED * spec.num_sms:
+        if suits_whole(knobs, passes.ctas(knobs.columns, problem.padded_dim_v), problem, spec):
             yield knobs
+
+
+def suits_whole(knobs: ChunkwiseSm90Knobs, ctas: int, problem: Problem, spec: ArchSpec) -> bool:
+    """True where sequences had better stay whole, which makes so many CTAs."""
+    short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
+    return short or ctas >= WHOLE_EMPLOYED * spec.num_sms
 
 
 def _is_taken(problem: Problem) -> bool:
