@@ -252,7 +252,7 @@ Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes)
     Thread& thread = *threads.back();
     thread.cta = this;
     thread.linear = i;
-    thread.clock.times.resize(size_t(count) + kOtherActors);
+    thread.clock.times.resize(size_t(count));
     thread.clock.times[size_t(i)] = 1;
     thread.index = {unsigned(i) % block_size.x, unsigned(i) / block_size.x % block_size.y,
                     unsigned(i) / block_size.x / block_size.y};

@@ -139,6 +139,12 @@ struct Fiber {
   bool started = false;
 };
 
+// A cp.async of 16 bytes, of which `existing` are copied.
+struct Copy {
+  uint32_t target, existing;
+  void const* source;
+};
+
 struct Thread {
   enum class State { kReady, kWaiting, kDone };
   Cta* cta = nullptr;
@@ -153,13 +159,13 @@ struct Thread {
   Clock clock;
   // TMA stores and cp.async, by groups
   std::shared_ptr<int> open_stores;  // how many of a group have yet to read
-  std::deque<std::shared_ptr<int>> store_groups;
+  std::vector<std::shared_ptr<int>> store_groups;
   uint16_t store_actor = 0;  // 0 before the first store
   WaitQueue store_queue;
   std::vector<uint32_t> unfenced;                // chunks
   std::pair<uint64_t, uint32_t> acquired{0, 0};  // the place that was last read with acquire, and what it held
-  std::vector<std::function<void()>> copies;
-  std::deque<std::vector<std::function<void()>>> copy_groups;
+  std::vector<Copy> copies;
+  std::vector<std::vector<Copy>> copy_groups;
 
   int lane() const { return linear % 32; }
   Moment now() const { return {uint16_t(linear), clock.times[size_t(linear)]}; }

@@ -122,7 +122,7 @@ void end_phase_if_due(MBarrier& barrier) {
   barrier.pending = barrier.arrivals;
   ++barrier.phase;
   barrier.released.join(barrier.coming);
-  barrier.released.times[barrier.actor] = uint32_t(barrier.phase);
+  barrier.released.learn({barrier.actor, uint32_t(barrier.phase)});
   barrier.queue.wake();
 }
 
