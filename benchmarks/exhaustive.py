@@ -1,8 +1,8 @@
 """Exhaustive measurement: what the cost model is held against, and learns from.
 
-    python -m benchmarks.exhaustive --output searches.jsonl.gz      # needs a GPU
+    python -m benchmarks.exhaustive --output searches.jsonl.xz      # needs a GPU
     python -m benchmarks.exhaustive --build-only                    # fills the kernel cache, no GPU needed
-    attention-autotuner report --model-card searches.jsonl.gz
+    attention-autotuner report --model-card searches.jsonl.xz
 
 *Exhaustive* is every legal candidate, or a sample of so many fixed by a seed, stratified over block_m, block_n, warps
 and stages of each kernel in turn. The sample of a head-dim class does not depend on the problem, so problems of one
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="of rounds per problem")
     parser.add_argument("--only", nargs="*", default=[], help="words of a problem's description")
     parser.add_argument("--build-only", action="store_true")
-    parser.add_argument("--output", type=Path, default=Path("searches.jsonl.gz"))
+    parser.add_argument("--output", type=Path, default=Path("searches.jsonl.xz"))
     options = parser.parse_args(arguments)
     start = time.monotonic()
 

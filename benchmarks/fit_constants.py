@@ -1,6 +1,6 @@
 """A fit of the cost model's constants to measured searches: arithmetic only.
 
-    python -m benchmarks.fit_constants benchmarks/results/nvidia-h200/searches*.jsonl.gz --only gradient_sm90_
+    python -m benchmarks.fit_constants benchmarks/results/nvidia-h200/searches*.jsonl.xz --only gradient_sm90_
 
 Prints the constants that moved, the loss before and after, and the regret of each search's problem.
 """

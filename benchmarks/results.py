@@ -323,7 +323,7 @@ def speed_text(ratio: Mapping[str, float] | None) -> str:
 def evidence_file(folder: Path, gpu_name: str) -> Path:
     """The evidence for a GPU's shipped picks; that for the package's is among the results."""
     if folder.resolve() == TUNED:
-        return RESULTS / slug(gpu_name) / "records.jsonl.gz"
+        return RESULTS / slug(gpu_name) / "records.jsonl.xz"
     return evidence_path(folder, gpu_name)
 
 

@@ -58,17 +58,26 @@ def sync_tree(folder: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, of one whose name ends in ``.gz`` unpacked.
+    """The text of a file, of one whose name ends in ``.gz`` or ``.xz`` unpacked.
 
     Raises:
         OSError: it cannot be read, or is not what its name says.
         UnicodeDecodeError: it is no UTF-8.
     """
     content = path.read_bytes()
-    try:
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except (EOFError, zlib.error) as error:
-        raise OSError(f"{path} is cut short or damaged: {error}") from error
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"{path} is cut short or damaged: {error}") from error
+    elif path.suffix == ".xz":
+        import lzma  # slow to load, and rarely needed
+
+        try:
+            content = lzma.decompress(content)
+        except lzma.LZMAError as error:
+            raise OSError(f"{path} is cut short or damaged: {error}") from error
+    return content.decode()
 
 
 def write_json(path: Path, value: object) -> None:
@@ -77,7 +86,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file under its name only once it is whole and durable; packed where the name ends in ``.gz``.
+    """Write a file under its name only once it is whole and durable; packed where that ends in ``.gz`` or ``.xz``.
 
     Raises:
         OSError: the folder cannot be written; no part of the file is left.
@@ -85,6 +94,10 @@ def write_atomic(path: Path, text: str) -> None:
     content = text.encode()
     if path.suffix == ".gz":
         content = gzip.compress(content, mtime=0)  # the same bytes for the same text
+    elif path.suffix == ".xz":
+        import lzma
+
+        content = lzma.compress(content, preset=6 | lzma.PRESET_EXTREME)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
 )
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.operations.attention import modified_inputs
-from tests.emulation.build import Mutants
 from tests.emulation.build import build as emulated
 from tests.emulation.check import check, scaled
 from tests.numerics.score_modifications import KINDS
@@ -142,12 +141,17 @@ MISTAKES = {
 }
 
 
-def made(knobs: str, kind: str, folder: Path, mutants: Mutants | None = None) -> tuple[Any, Any]:
-    """An emulated kernel with three splits if any, and the problems that it is right for."""
+@cache
+def made(knobs: str, kind: str, folder: Path) -> tuple[Any, Any]:
+    """An emulated kernel with three splits if any, and the problems that it is right for.
+
+    The mistakes that are in it wait to be asked for.
+    """
     direction: Any = "backward" if knobs in BACKWARD else "forward"
     problem = replace(BASE, direction=direction, **VALUES[kind])
     candidate = Candidate.of(problem, KNOBS[knobs])
-    kernel = emulated(candidate, folder / f"{knobs}_{kind}", mutants)
+    mistakes: Any = {name: how[2:] for name, how in MISTAKES.items() if how[:2] == (knobs, kind)}
+    kernel = emulated(candidate, folder / f"{knobs}_{kind}", mistakes)
     if candidate.knobs == STREAM:
         kernel = kernel.with_launch_knobs({"splits": 3})
     return kernel, [replace(problem, **shape) for shape in SHAPES]
@@ -170,16 +174,15 @@ def test_kernels_are_right_on_the_emulated_machine(folder: Path, knobs: str, kin
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_caught(folder: Path, mistake: str) -> None:
-    knobs, kind, *texts = MISTAKES[mistake]
-    mutants: Any = {mistake: texts}
-    kernel, problems = made(knobs, kind, folder / mistake, mutants)
+    knobs, kind, *_ = MISTAKES[mistake]
+    kernel, problems = made(knobs, kind, folder)
     outcome = check(kernel, problems[:1], [("eager", 0)], mutant=mistake)
     assert outcome.kind == "wrong", outcome
 
 
 @pytest.mark.parametrize("knobs", ["overlap", "fused"])
 def test_tables_of_any_distance(folder: Path, monkeypatch: pytest.MonkeyPatch, knobs: str) -> None:
-    kernel, problems = made(knobs, "bias", folder / "distances")
+    kernel, problems = made(knobs, "bias", folder)
     for distance in (0, 1, 127, 128, 400):
         monkeypatch.setattr(modified_inputs, "BIAS_DISTANCE", distance)
         outcome = check(kernel, problems[: 2 if distance == 1 else 1], [("lazy", 0)])

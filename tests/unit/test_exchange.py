@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,14 +57,14 @@ def picks(records: list[TuningRecord]) -> list[str]:
     return [record.pick for record in records]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz"])
 def test_what_is_written_is_read(tmp_path: Path, make: Make, name: str) -> None:
     record = make("one", 1, best())
     path = tmp_path / "new" / name
     write_records(path, [record])
     assert read_records([path]) == ([record], [])
-    packed = gzip.decompress(path.read_bytes()) if name.endswith("gz") else path.read_bytes()
-    assert len(packed.splitlines()) == 2
+    unpack = {"gz": gzip.decompress, "xz": lzma.decompress}.get(name[-2:], bytes)
+    assert len(unpack(path.read_bytes()).splitlines()) == 2
 
 
 def test_the_later_pick_wins_and_entries_of_both_stay(tmp_path: Path, make: Make) -> None:

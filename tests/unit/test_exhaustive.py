@@ -106,8 +106,8 @@ def test_searches_are_written_class_by_class_and_read_back(tmp_path: Path) -> No
     lines: list[str] = []
     for searched in measured(samples, BENCHED, pipeline, records, 0.1, lines.append):
         collected += searched
-        write(tmp_path / "searches.jsonl.gz", collected)
-        kept = list(evidence(tmp_path / "searches.jsonl.gz").values())
+        write(tmp_path / "searches.jsonl.xz", collected)
+        kept = list(evidence(tmp_path / "searches.jsonl.xz").values())
         assert [record.measured_problem for record in kept] == [
             record.measured_problem for record in collected
         ]

@@ -25,7 +25,7 @@ from attention_autotuner.tuning.ranking import LEARNED_DOUBT, learned, order, ra
 from attention_autotuner.tuning.shipping import evidence
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200"
-FILES = sorted(RESULTS.glob("*.jsonl.gz"))
+FILES = sorted(RESULTS.glob("*.jsonl.xz"))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_the_bars_hold_on_exhaustive_searches_with_what_the_others_taught(
 ) -> None:
     pytest.importorskip("sklearn")
     policy = measured[0].policy
-    records = evidence(RESULTS / "searches.jsonl.gz").values()
+    records = evidence(RESULTS / "searches.jsonl.xz").values()
     exhaustive = [Search.of(record, policy) for record in records]
     groups = {search.group for search in exhaustive}
     residual = learning.fit([s for s in measured if s.group not in groups])
@@ -218,7 +218,7 @@ def test_the_commands_print_cards_and_write_what_helps(
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.setattr(learning, "FOLDS", 2)
-    lines = read_text(RESULTS / "records.jsonl.gz").splitlines()
+    lines = read_text(RESULTS / "records.jsonl.xz").splitlines()
     path = str(cache / "searches.jsonl")
     Path(path).write_text(
         "\n".join(line for line in lines if '"dim_qk": 128' in line or '"dim_qk":128' in line)

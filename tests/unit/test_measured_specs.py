@@ -25,7 +25,7 @@ from tests.devices import H200, RTX3090
 from tests.fake_machine import ENVIRONMENT, PEAKS
 
 SOURCES = {item.name: "somewhere" for item in fields(ArchSpec)}
-SEARCHES = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/searches_sm80.jsonl.gz"
+SEARCHES = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/searches_sm80.jsonl.xz"
 SHIPPED = sorted(Path(measured_specs.__file__).with_name("measured").glob("*.json"))
 
 

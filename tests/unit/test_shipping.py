@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import shutil
 import threading
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -45,16 +47,19 @@ def test_a_file_locked_for_too_long_is_named(
     assert not (tmp_path / "nvidia-h200.jsonl").exists()
 
 
-def test_packed_evidence_holds_the_same_lines_and_names_its_damage(tmp_path: Path) -> None:
-    packed, plain = tmp_path / "packed.jsonl.gz", tmp_path / "plain.jsonl"
+@pytest.mark.parametrize(("ending", "unpack"), [("gz", gzip.decompress), ("xz", lzma.decompress)])
+def test_packed_evidence_holds_the_same_lines_and_names_its_damage(
+    tmp_path: Path, ending: str, unpack: Callable[[bytes], bytes]
+) -> None:
+    packed, plain = tmp_path / f"packed.jsonl.{ending}", tmp_path / "plain.jsonl"
     for path in (packed, plain):
         ship(tmp_path, GPU, [FIRST], path)
     assert evidence(packed) == evidence(plain) != {}
-    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert unpack(packed.read_bytes()) == plain.read_bytes()
     before = packed.read_bytes()
     ship(tmp_path, GPU, [], packed)
     assert packed.read_bytes() == before  # not even a date in it changes
     packed.write_bytes(before[:-20])
-    with pytest.raises(RecordError, match=r"packed.jsonl.gz is damaged"):
+    with pytest.raises(RecordError, match=rf"packed.jsonl.{ending} is damaged"):
         evidence(packed)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

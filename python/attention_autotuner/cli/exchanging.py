@@ -18,7 +18,7 @@ from .status import FAILED, OK
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the file to write."""
-    words = "file to write, packed if its name ends in .gz"
+    words = "file to write, packed if its name ends in .gz or .xz"
     parser.add_argument("output", metavar="OUTPUT", type=Path, help=words)
 
 

@@ -110,7 +110,8 @@ def ship(
         folder: of the shipped files.
         gpu_name: the driver's name of the GPU.
         records: replace those of the same problem and policy.
-        evidence: where all that they say is kept, packed if its name ends in ``.gz``; default :func:`evidence_path`.
+        evidence: where all that they say is kept, packed if its name ends in ``.gz`` or ``.xz``; default
+            :func:`evidence_path`.
 
     Returns:
         The file.

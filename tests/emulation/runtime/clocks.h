@@ -18,14 +18,22 @@ struct Moment {
 };
 
 struct Clock {
-  std::vector<uint32_t> times;  // of every actor: what is known of it
+  std::vector<uint32_t> times;  // of actors: what is known of them; nothing of those behind the last
 
-  bool knows(Moment moment) const { return moment.actor == 0xffff || times[moment.actor] >= moment.time; }
-  void join(Clock const& other) {
-    times.resize(std::max(times.size(), other.times.size()));
-    for (size_t i = 0; i < other.times.size(); ++i) times[i] = std::max(times[i], other.times[i]);
+  bool knows(Moment moment) const {
+    return moment.actor == 0xffff || (moment.actor < times.size() && times[moment.actor] >= moment.time);
   }
-  void learn(Moment moment) { times[moment.actor] = std::max(times[moment.actor], moment.time); }
+  void join(Clock const& other) {
+    size_t const count = other.times.size();
+    if (times.size() < count) times.resize(count);
+    uint32_t* __restrict const mine = times.data();
+    uint32_t const* __restrict const theirs = other.times.data();
+    for (size_t i = 0; i < count; ++i) mine[i] = std::max(mine[i], theirs[i]);
+  }
+  void learn(Moment moment) {
+    if (times.size() <= moment.actor) times.resize(size_t(moment.actor) + 1);
+    times[moment.actor] = std::max(times[moment.actor], moment.time);
+  }
 };
 
 // The last accesses to four bytes of shared memory.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "mma.h"
@@ -24,7 +25,7 @@ constexpr size_t kOtherActors = 160;
 
 std::jmp_buf scheduler_context;
 ucontext_t scheduler_start;
-std::vector<void*> free_stacks;
+std::vector<Fiber*> free_fibers;
 std::vector<Thread*> ready;
 size_t ready_first = 0;  // of the queue `ready`, under policies in turn
 // Events that are due; under the random policy a hasty one may come while threads can run, the others wait for
@@ -48,7 +49,7 @@ void make_ready(Thread* thread) {
 
 // Back to the scheduler; returns when this thread is picked again.
 void leave() {
-  if (_setjmp(current->context) == 0) _longjmp(scheduler_context, 1);
+  if (_setjmp(current->fiber->context) == 0) _longjmp(scheduler_context, 1);
 }
 
 void end_generation(NamedBarrier& barrier) {
@@ -60,41 +61,48 @@ void end_generation(NamedBarrier& barrier) {
 
 void run_thread() {
   launched->body();
-  Thread* const self = current;
-  self->state = Thread::State::kDone;
-  Cta& cta = *self->cta;
+  current->state = Thread::State::kDone;
+  Cta& cta = *current->cta;
   --cta.alive;
   // Threads that have ended do not hold up __syncthreads().
   NamedBarrier& all = cta.named[0];
   if (all.expected < 0 && all.arrived > 0 && all.arrived == cta.alive) {
     end_generation(all);
   }
-  _longjmp(scheduler_context, 1);
 }
 
-void* take_stack() {
-  if (!free_stacks.empty()) {
-    void* const stack = free_stacks.back();
-    free_stacks.pop_back();
-    return stack;
+// A fiber runs threads one after another: to start one takes two system calls.
+void run_threads() {
+  while (true) {
+    run_thread();
+    leave();
+  }
+}
+
+Fiber* take_fiber() {
+  if (!free_fibers.empty()) {
+    Fiber* const fiber = free_fibers.back();
+    free_fibers.pop_back();
+    return fiber;
   }
   void* const stack =
       mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stack == MAP_FAILED) std::abort();
-  return stack;
+  return new Fiber{stack};
 }
 
 void resume(Thread* thread) {
   current = thread;
   if (_setjmp(scheduler_context) == 0) {
-    if (thread->started) _longjmp(thread->context, 1);
-    thread->started = true;
+    Fiber& fiber = *thread->fiber;
+    if (fiber.started) _longjmp(fiber.context, 1);
+    fiber.started = true;
     ucontext_t start;
     getcontext(&start);
-    start.uc_stack.ss_sp = thread->stack;
+    start.uc_stack.ss_sp = fiber.stack;
     start.uc_stack.ss_size = kStackBytes;
     start.uc_link = nullptr;
-    makecontext(&start, run_thread, 0);
+    makecontext(&start, run_threads, 0);
     swapcontext(&scheduler_start, &start);
   }
   current = nullptr;
@@ -138,6 +146,11 @@ void fire(size_t at) {
   if (_setjmp(scheduler_context) == 0) action();  // fault() comes back here
 }
 
+std::string text_of_wait(Thread const& thread) {
+  char text[160] = "";
+  if (thread.waits_for) thread.waits_for(text, sizeof(text));
+  return text;
+}
 std::string describe_waiting(std::vector<std::unique_ptr<Cta>> const& ctas) {
   std::string text;
   for (auto const& cta : ctas) {
@@ -145,14 +158,14 @@ std::string describe_waiting(std::vector<std::unique_ptr<Cta>> const& ctas) {
     for (size_t first = 0; first < threads.size();) {
       size_t last = first + 1;
       auto same = [&](Thread const& a, Thread const& b) {
-        return a.state == b.state && std::string(a.waits_for) == b.waits_for;
+        return a.state == b.state && text_of_wait(a) == text_of_wait(b);
       };
       while (last < threads.size() && same(*threads[first], *threads[last])) ++last;
       Thread const& thread = *threads[first];
       if (thread.state != Thread::State::kDone) {
         char line[256];
         snprintf(line, sizeof(line), "\n  CTA %u, threads %zu to %zu: %s", cta->index.x, first, last - 1,
-                 thread.waits_for);
+                 text_of_wait(thread).c_str());
         text += line;
       }
       first = last;
@@ -172,7 +185,7 @@ void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
     ctas.push_back(std::make_unique<Cta>(index, count, base, launch.shared_bytes, cluster, rank, launch.cluster));
     cluster->ctas.push_back(ctas.back().get());
     for (auto& thread : ctas.back()->threads) {
-      thread->stack = take_stack();
+      thread->fiber = take_fiber();
       make_ready(thread.get());
     }
   };
@@ -209,7 +222,7 @@ void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
       fault_text = "a CTA has ended while copies or MMAs of its shared memory are in flight";
       faulted = true;
     }
-    for (auto const& ended : cta->threads) free_stacks.push_back(ended->stack);
+    for (auto const& ended : cta->threads) free_fibers.push_back(ended->fiber);
     if (starved.cta == cta) starved.cta = nullptr;
     cta->cluster->ctas[size_t(cta->rank)] = nullptr;
     ctas.erase(std::find_if(ctas.begin(), ctas.end(), [cta](auto const& held) { return held.get() == cta; }));
@@ -253,7 +266,7 @@ Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes, std::shared_ptr
     Thread& thread = *threads.back();
     thread.cta = this;
     thread.linear = i;
-    thread.clock.times.resize(size_t(cluster_size) * (size_t(count) + kOtherActors));
+    thread.clock.times.resize(first_actor + size_t(count));
     thread.clock.times[thread.actor()] = 1;
     thread.index = {unsigned(i) % block_size.x, unsigned(i) / block_size.x % block_size.y,
                     unsigned(i) / block_size.x / block_size.y};
@@ -291,10 +304,10 @@ Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<vo
   Thread& self = *current;
   int const lane = self.lane();
   if ((mask >> lane & 1) == 0) fault("%s: lane %d is not in its mask %08x", what, lane, mask);
-  Rendezvous& gathering = self.cta->warps[size_t(self.linear / 32)].gatherings[mask];
+  Rendezvous& gathering = self.cta->warps[size_t(self.linear / 32)].gathering(mask);
   if (gathering.arrived == 0) {
     gathering.what = what;
-  } else if (std::string(gathering.what) != what) {
+  } else if (std::strcmp(gathering.what, what) != 0) {
     fault("lanes of a warp part: one is at %s, others at %s", what, gathering.what);
   }
   uint64_t const generation = gathering.generation;
@@ -395,7 +408,10 @@ int run(Launch const& launch) {
   std::vector<std::unique_ptr<Cta>> ctas;
   schedule(launch, ctas);
   for (auto const& cta : ctas) {
-    for (auto const& thread : cta->threads) free_stacks.push_back(thread->stack);
+    for (auto const& thread : cta->threads) {
+      thread->fiber->started &= thread->state == Thread::State::kDone;  // what a fault ended is given up
+      free_fibers.push_back(thread->fiber);
+    }
   }
   events.clear();
   return faulted ? 1 : 0;

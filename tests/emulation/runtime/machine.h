@@ -53,7 +53,7 @@ struct WaitQueue {
 
 // What lanes of a warp give to an operation that they do together, and get from it.
 struct Words {
-  uint32_t w[6];
+  uint32_t w[10];  // an MMA: four of A, two of B, four sums
 };
 struct Rendezvous {
   char const* what = nullptr;
@@ -64,7 +64,9 @@ struct Rendezvous {
 };
 
 struct Warp {
-  std::map<uint32_t, Rendezvous> gatherings;  // by mask
+  Rendezvous all;                       // lanes
+  std::map<uint32_t, Rendezvous> some;  // by mask
+  Rendezvous& gathering(uint32_t mask) { return mask == ~0u ? all : some[mask]; }
 };
 
 struct NamedBarrier {
@@ -89,6 +91,7 @@ struct Chunk {
   uint16_t readers = 0;  // MMAs and copies that have yet to read it
   uint16_t writer = 0;   // thread + 1 whose write the async proxy may not see yet
   bool loading = false;  // a copy has yet to write it
+  bool barrier[2] = {};  // in each half
 };
 
 // Shared memory of a CTA, addressed as the kernels do.
@@ -129,30 +132,41 @@ class SharedMemory {
 
 struct MmaQueue;
 
+// A stack, and where what runs on it goes on.
+struct Fiber {
+  void* stack;
+  std::jmp_buf context;
+  bool started = false;
+};
+
+// A cp.async of 16 bytes, of which `existing` are copied.
+struct Copy {
+  uint32_t target, existing;
+  void const* source;
+};
+
 struct Thread {
   enum class State { kReady, kWaiting, kDone };
   Cta* cta = nullptr;
   Index3 index;
   int linear = 0;
   State state = State::kReady;
-  char waits_for[160] = "";
-  std::jmp_buf context;
-  void* stack = nullptr;
-  bool started = false;
+  std::function<void(char*, size_t)> waits_for;  // writes it; of a thread that waits
+  Fiber* fiber = nullptr;
   // WGMMA
   int issued = 0, committed = 0;
   bool fenced = false;
   Clock clock;
   // TMA stores and cp.async, by groups
   std::shared_ptr<int> open_stores;  // how many of a group have yet to read
-  std::deque<std::shared_ptr<int>> store_groups;
+  std::vector<std::shared_ptr<int>> store_groups;
   uint16_t store_actor = 0;  // 0 before the first store
   WaitQueue store_queue;
   std::vector<uint32_t> unfenced;                // chunks
   uint64_t cluster_generation = 0;               // of the cluster's barrier at which it arrived
   std::pair<uint64_t, uint32_t> acquired{0, 0};  // the place that was last read with acquire, and what it held
-  std::vector<std::function<void()>> copies;
-  std::deque<std::vector<std::function<void()>>> copy_groups;
+  std::vector<Copy> copies;
+  std::vector<std::vector<Copy>> copy_groups;
 
   int lane() const { return linear % 32; }
   size_t actor() const;  // among those of the cluster
@@ -202,8 +216,8 @@ void yield();
 // The same, sometimes.
 void maybe_yield();
 // Until `ready` holds; asked again whenever the queue is woken. `format` says what for.
-template <typename Ready>
-void wait_until(WaitQueue& queue, Ready&& ready, char const* format, ...);
+template <typename Ready, typename... Values>
+void wait_until(WaitQueue& queue, Ready&& ready, char const* format, Values... values);
 void park(WaitQueue& queue);
 
 // Something that the hardware does later, at a time of its choosing.
@@ -276,15 +290,14 @@ std::string const& last_fault();
 
 // --- inline ----------------------------------------------------------------------------------------------------------
 
-template <typename Ready>
-void wait_until(WaitQueue& queue, Ready&& ready, char const* format, ...) {
+template <typename Ready, typename... Values>
+void wait_until(WaitQueue& queue, Ready&& ready, char const* format, Values... values) {
   if (ready()) return;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(current->waits_for, sizeof(current->waits_for), format, arguments);
-  va_end(arguments);
+  // The text is written only if it is read, at a deadlock.
+  auto const say = [&](char* text, size_t bytes) { snprintf(text, bytes, format, values...); };
+  current->waits_for = std::ref(say);
   while (!ready()) park(queue);
-  current->waits_for[0] = 0;
+  current->waits_for = nullptr;
 }
 
 }  // namespace emulation

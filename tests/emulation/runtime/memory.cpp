@@ -23,7 +23,7 @@ Chunk& SharedMemory::chunk(uint32_t address, char const* what) {
 void SharedMemory::check_barriers(uint32_t address, uint32_t bytes, char const* what) {
   if (barriers.empty()) return;
   for (uint32_t word = address / 8 * 8; word < address + bytes; word += 8) {
-    if (barriers.count(word) != 0) fault("%s over the barrier at %#x", what, word);
+    if (word >= base_ && chunk(word, what).barrier[word / 8 % 2]) fault("%s over the barrier at %#x", what, word);
   }
 }
 
@@ -125,7 +125,7 @@ void end_phase_if_due(MBarrier& barrier) {
   barrier.pending = barrier.arrivals;
   ++barrier.phase;
   barrier.released.join(barrier.coming);
-  barrier.released.times[barrier.actor] = uint32_t(barrier.phase);
+  barrier.released.learn({barrier.actor, uint32_t(barrier.phase)});
   barrier.queue.wake();
 }
 
@@ -138,6 +138,7 @@ void init_barrier(uint32_t address, int arrivals) {
   if (arrivals < 1) fault("a barrier of %d arrivals", arrivals);
   if (memory.barriers.count(address) != 0) fault("the barrier at %#x is initialised twice", address);
   MBarrier& barrier = memory.barriers[address];
+  memory.chunk(address, "a barrier").barrier[address / 8 % 2] = true;
   barrier.arrivals = barrier.pending = arrivals;
   barrier.initialised = current->now();
   barrier.actor = current->cta->new_actor();

@@ -11,6 +11,18 @@ namespace {
 
 constexpr uint32_t kInFlight = 0x7fc0beef;  // NaN in accumulators
 
+// Of fp16, by its bits.
+std::vector<float> const halves = [] {
+  std::vector<float> values(65536);
+  for (int i = 0; i < 65536; ++i) {
+    int const exponent = i >> 10 & 31, mantissa = i & 1023;
+    float const size = exponent == 31 ? (mantissa != 0 ? NAN : INFINITY)
+                       : exponent > 0 ? std::ldexp(float(1024 + mantissa), exponent - 25)
+                                      : std::ldexp(float(mantissa), -24);
+    values[size_t(i)] = i >> 15 != 0 ? -size : size;
+  }
+  return values;
+}();
 float decode(uint16_t bits, bool bf16) {
   if (bf16) {
     uint32_t const word = uint32_t(bits) << 16;
@@ -18,18 +30,7 @@ float decode(uint16_t bits, bool bf16) {
     std::memcpy(&value, &word, 4);
     return value;
   }
-  static std::vector<float> const table = [] {
-    std::vector<float> values(65536);
-    for (int i = 0; i < 65536; ++i) {
-      int const exponent = i >> 10 & 31, mantissa = i & 1023;
-      float const size = exponent == 31 ? (mantissa != 0 ? NAN : INFINITY)
-                         : exponent > 0 ? std::ldexp(float(1024 + mantissa), exponent - 25)
-                                        : std::ldexp(float(mantissa), -24);
-      values[size_t(i)] = i >> 15 != 0 ? -size : size;
-    }
-    return values;
-  }();
-  return table[bits];
+  return halves[bits];
 }
 
 // A descriptor of an operand in shared memory.
@@ -67,10 +68,19 @@ struct Operand {
   }
 };
 
-float element(SharedMemory& memory, uint32_t address, bool bf16) {
-  uint16_t bits;
-  std::memcpy(&bits, memory.raw(address, 2, "an MMA's read"), 2);
-  return decode(bits, bf16);
+// Reads an operand by chunks of eight elements to `values`, one step of `others` or of the depth apart.
+void read_operand(Operand const& operand, SharedMemory& memory, int others, bool bf16, float* values, int per_other,
+                  int per_depth) {
+  int const across = operand.transposed ? 8 : 1, deep = operand.transposed ? 1 : 8;
+  int const step = operand.transposed ? per_other : per_depth;
+  for (int other = 0; other < others; other += across) {
+    for (int depth = 0; depth < 16; depth += deep) {
+      uint16_t bits[8];
+      std::memcpy(bits, memory.raw(operand.address(other, depth), 16, "an MMA's read"), 16);
+      float* const first = values + other * per_other + depth * per_depth;
+      for (int i = 0; i < 8; ++i) first[i * step] = decode(bits[i], bf16);
+    }
+  }
 }
 
 void read_operands(Mma& mma, SharedMemory& memory) {
@@ -91,20 +101,11 @@ void read_operands(Mma& mma, SharedMemory& memory) {
       }
     }
   } else {
-    Operand const a(mma.a, shape.transposed_a);
-    for (int row = 0; row < 64; ++row) {
-      for (int depth = 0; depth < 16; ++depth) {
-        mma.a_values[size_t(row * 16 + depth)] = element(memory, a.address(row, depth), shape.bf16);
-      }
-    }
+    read_operand(Operand(mma.a, shape.transposed_a), memory, 64, shape.bf16, mma.a_values.data(), 16, 1);
   }
   mma.b_values.resize(size_t(16 * shape.columns));
   Operand const b(mma.b, shape.transposed_b);
-  for (int column = 0; column < shape.columns; ++column) {
-    for (int depth = 0; depth < 16; ++depth) {
-      mma.b_values[size_t(depth * shape.columns + column)] = element(memory, b.address(column, depth), shape.bf16);
-    }
-  }
+  read_operand(b, memory, shape.columns, shape.bf16, mma.b_values.data(), 1, shape.columns);
 }
 
 void compute(Mma const& mma) {
@@ -246,16 +247,31 @@ void wait_mma(int pending) {
   if (wanted > 0) self.clock.learn({queue.actor, uint32_t(wanted)});
 }
 void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16) {
-  Words const* const all = meet("mma.sync", ~0u, operands);
-  int const lane = current->lane();
-  auto value = [&](int from, int word, int half) { return decode(uint16_t(all[from].w[word] >> 16 * half), bf16); };
-  for (int i = 0; i < 4; ++i) {
-    int const row = lane / 4, column = 2 * (lane % 4) + i % 2;
-    for (int depth = 0; depth < 16; ++depth) {
-      int const quad = depth % 8 / 2, upper = depth / 8;
-      sums[i] += value(4 * row + quad, 2 * upper + i / 2, depth % 2) * value(4 * column + quad, 4 + upper, depth % 2);
+  Words mine = operands;
+  std::memcpy(&mine.w[6], sums, sizeof(sums));
+  Words const* const all = meet("mma.sync", ~0u, mine, [bf16](Words* lanes) {
+    float a[16][16], b[16][8], d[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      int const row = lane / 4, pair = 2 * (lane % 4);
+      auto value = [&](int word, int half) { return decode(uint16_t(lanes[lane].w[word] >> 16 * half), bf16); };
+      for (int half = 0; half < 2; ++half) {
+        for (int word = 0; word < 4; ++word) a[row + 8 * (word % 2)][pair + half + 8 * (word / 2)] = value(word, half);
+        for (int word = 0; word < 2; ++word) b[pair + half + 8 * word][row] = value(4 + word, half);
+      }
+      for (int i = 0; i < 4; ++i) d[row + 8 * (i / 2)][pair + i % 2] = std::bit_cast<float>(lanes[lane].w[6 + i]);
     }
-  }
+    for (int row = 0; row < 16; ++row) {
+      for (int depth = 0; depth < 16; ++depth) {
+        for (int column = 0; column < 8; ++column) d[row][column] += a[row][depth] * b[depth][column];
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 4; ++i) {
+        lanes[lane].w[6 + i] = std::bit_cast<uint32_t>(d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2]);
+      }
+    }
+  });
+  std::memcpy(sums, &all[current->lane()].w[6], sizeof(sums));
 }
 bool mmas_done(Cta const& cta) {
   for (auto const& queue : cta.mmas) {

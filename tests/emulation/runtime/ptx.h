@@ -224,12 +224,13 @@ inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
 inline void cp_async_cg_shared_global(uint32_t target, uint64_t source, uint32_t bytes, uint32_t existing = 16) {
   if (bytes != 16 || target % 16 != 0) fault("cp.async of %u bytes to %#x", bytes, target);
   memory().will_write(target, current->now(), "cp.async");
-  current->copies.push_back([target, source, existing] {
-    char* const chunk = memory().raw(target, 16, "cp.async");
-    std::memset(chunk, 0, 16);
-    std::memcpy(chunk, reinterpret_cast<void const*>(source), existing);
-    memory().has_written(target);
-  });
+  current->copies.push_back({target, existing, reinterpret_cast<void const*>(source)});
+}
+inline void complete(Copy const& copy) {
+  char* const chunk = memory().raw(copy.target, 16, "cp.async");
+  std::memset(chunk, 0, 16);
+  std::memcpy(chunk, copy.source, copy.existing);
+  memory().has_written(copy.target);
 }
 
 // --- global memory ---------------------------------------------------------------------------------------------------

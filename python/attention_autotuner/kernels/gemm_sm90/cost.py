@@ -12,7 +12,7 @@ from ..shared.sm90_tiles import ELEMENT_BYTES
 from .knobs import knobs_of
 from .resources import BLOCK_K, splits_of, workspace_bytes
 
-# Set by hand to the 80 times of eight problems on an H200 (benchmarks/results/nvidia-h200/records.jsonl.gz).
+# Set by hand to the 80 times of eight problems on an H200 (benchmarks/results/nvidia-h200/records.jsonl.xz).
 MMA_SHARE = 0.85  # of the spec's rate, that a dense stream of MMAs keeps
 CLUSTER_LOSS = 1.35  # times the clocks of a step where two CTAs wait for each other's loads
 TURNS_LOSS = 1.7  # more, where their warpgroups take tiles by turns

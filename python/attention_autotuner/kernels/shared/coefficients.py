@@ -28,13 +28,13 @@ class Coefficients:
     - ``wgmma_``: fitted to the times of ``scores_backward_sm90`` in the searches and records on an H200
       (benchmarks/results/nvidia-h200).
     - ``attention_sm90_``: fitted to 600 times of 78 problems on an H200, attention's and retnet's with a mask, prompts
-      and decoding (benchmarks/results/nvidia-h200/records.jsonl.gz), which they meet within 10 % (root mean square)
+      and decoding (benchmarks/results/nvidia-h200/records.jsonl.xz), which they meet within 10 % (root mean square)
       under that GPU's measured spec.
     - ``gradient_sm90_``: fitted to 660 times of 53 problems in the same file, which they meet within 8 %.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
     - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
-      but one. Pools of all candidates, the slow ones too, they meet within 25 % (searches.jsonl.gz).
+      but one. Pools of all candidates, the slow ones too, they meet within 25 % (searches.jsonl.xz).
     - ``recurrent_``: retention's recurrent form: counted from its loop, and set to times on an H200.
 
     Attributes:

@@ -12,8 +12,9 @@ template <int Pending>
 void cp_async_wait() {
   if constexpr (Pending == 0) cp_async_fence();
   auto& groups = ::emulation::current->copy_groups;
-  for (; groups.size() > Pending; groups.pop_front()) {
-    for (auto const& copy : groups.front()) copy();
+  while (groups.size() > Pending) {
+    for (auto const& copy : groups.front()) ::emulation::ptx::complete(copy);
+    groups.erase(groups.begin());
   }
 }
 
