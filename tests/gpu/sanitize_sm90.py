@@ -27,16 +27,24 @@ def _first(problem: Problem, dims: tuple[int, int], wanted: Callable[[str], bool
 
 WGMMA: dict[str, Candidate] = {
     "wgmma-forward": _default(PLAIN, (64, 64)),
-    "wgmma-forward-overlap-bf16": _default(replace(PLAIN, dtype="bf16"), (128, 128)),
+    "wgmma-forward-overlap-bf16": _first(
+        replace(PLAIN, dtype="bf16"), (128, 128), lambda name: "g2n128_overlap_optimistic" in name
+    ),
     "wgmma-forward-dynamic": _first(PLAIN, (96, 96), lambda name: "dynamic" in name),
     "wgmma-decode": _default(FEW, (128, 128)).launched({"splits": 3}),
     "wgmma-forward-masked": _first(MASKED, (64, 64), lambda name: "exact" in name),
     "wgmma-forward-masked-slices-bf16": _default(replace(MASKED, dtype="bf16"), (128, 304)),
+    "wgmma-forward-shared-scores": _default(MASKED, (256, 512)),
     "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
-    "wgmma-backward-keys-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
+    "wgmma-backward-keys-bf16": _first(
+        replace(GRADIENTS, dtype="bf16"), (128, 128), lambda name: "c64a3x2_keys2bulk" in name
+    ),
+    "wgmma-backward-turns-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
+    "wgmma-backward-turns-swapped": _default(replace(GRADIENTS, causal=False), (128, 128)),
+    "wgmma-backward-shared-keys": _default(GRADIENTS, (256, 256)),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
     "wgmma-backward-two-pass": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
-    "wgmma-backward-three-pass": _default(GRADIENTS, (256, 256)),
+    "wgmma-backward-three-pass": _first(GRADIENTS, (256, 256), lambda name: "three_pass" in name),
     "wgmma-retention-backward": _default(RETENTION, (64, 64)),
     "wgmma-retention-backward-super-chunks": _first(
         RETENTION, (128, 128), lambda name: "p512" in name and "chunkwise" in name
