@@ -34,7 +34,7 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-decode": _default(FEW, (128, 128)).launched({"splits": 3}),
     "wgmma-forward-masked": _first(MASKED, (64, 64), lambda name: "exact" in name),
     "wgmma-forward-masked-slices-bf16": _default(replace(MASKED, dtype="bf16"), (128, 304)),
-    "wgmma-forward-shared-scores": _default(MASKED, (256, 512)),
+    "wgmma-forward-shared-scores": _first(MASKED, (256, 512), lambda name: "_x1_" in name),
     "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
     "wgmma-backward-keys-bf16": _first(
         replace(GRADIENTS, dtype="bf16"), (128, 128), lambda name: "c64a3x2_keys2bulk" in name

@@ -213,7 +213,6 @@ def test_kernels_without_a_modification_are_not_offered(policy: Any, direction: 
         Candidate.of(problem, knobs)
 
 
-NO_TURNS = {"softcap", "bias_table", "window"}
 # Where searches on an H200 have chosen others than for the plain problem, at head dim 128 and causal.
 OWN_TILES = {
     "alibi": "g2n128_overlap_flat",
@@ -224,14 +223,14 @@ OWN_TILES = {
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("kind", ["window", "softcap", "alibi", "bias", "sinks", "bent", "biased"])
+@pytest.mark.parametrize("kind", ["window", "softcap", "alibi", "bias", "sinks", "bent"])
 def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, direction: Any) -> None:
     problem = Problem(direction=direction, causal=True, **KINDS[kind])
     chosen, plain = H100().default(problem), H100().default(replace(PLAIN, direction=direction))
     assert chosen.kernel == f"attention_{direction}_sm90"
     assert chosen in H100().legal(problem)
     knobs: Any = plain.knobs
-    if direction == "backward" and not NO_TURNS.isdisjoint(problem.compiled_modifications):
+    if direction == "backward":  # no turns with modifications
         knobs = replace(knobs, keys=replace(knobs.keys, issue_order="scores_ahead"))
     if direction == "backward" and problem.window_size != (-1, -1):
         knobs = replace(knobs, early_launches=True, gathered_stores=True)
@@ -258,6 +257,14 @@ def test_forward_defaults_follow_lengths(shape: tuple[int, int, bool], tile: str
     dim, length, causal = shape
     sizes: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dim_qk": dim, "dim_v": dim}
     assert tile in H100().default(Problem(batch=4, causal=causal, **sizes)).name
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_wgmma_kernels_of_tables_with_others_wait_for_a_gpu(direction: Any) -> None:
+    problem = Problem(direction=direction, causal=True, **KINDS["biased"])
+    assert H100().default(problem).kernel == f"scores_{direction}_sm80"
+    offered = {c.kernel for c in H100().legal(problem)}  # to searches, see registry.awaits_gpu
+    assert offered == {f"scores_{direction}_sm80", f"attention_{direction}_sm90"}
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

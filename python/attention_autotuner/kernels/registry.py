@@ -91,10 +91,16 @@ def _candidates(
     return (*points, *lacking)
 
 
+def awaits_gpu(kernel: Kernel[Any], problem: Problem) -> bool:
+    """True for what the emulated machine alone has verified: searches offer it, as they verify, nothing else does."""
+    others = set(problem.compiled_modifications) - {"bias_table"}
+    return kernel.family == "sm90" and "bias_table" in problem.modifications and bool(others)
+
+
 def default(problem: Problem, families: tuple[Family, ...], spec: ArchSpec) -> Candidate | None:
     """The candidate that serves a problem without tuning: the default of the first kernel that has one; else None."""
     for kernel in kernels_for(problem, families):
-        knobs = kernel.default(problem, spec)
+        knobs = None if awaits_gpu(kernel, problem) else kernel.default(problem, spec)
         if knobs is not None:
             return Candidate.of(problem, knobs)
     return None

@@ -108,8 +108,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
 
     None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
     determinism, that has a pass over queries: no CTA waits for another. Blocks of unequal length, or of few steps, take
-    the shorter steps, and those that are both no turns: on an H200 they were 2 % slower there at 512 tokens. With a
-    window, where turns have not been timed, there are none.
+    the shorter steps, and those that are both no turns: on an H200 they were 2 % slower there at 512 tokens. With
+    modifications there are none either: no GPU has run them by turns yet.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or problem.mask == "explicit":
@@ -117,13 +117,13 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
     space = replace(space, cta_orders=(_usual_order(problem),))
     uneven, long = _is_uneven(problem), problem.seqlen_q >= LONG_ROWS
-    windowed = problem.window_size != NO_WINDOW
+    windowed, modified = problem.window_size != NO_WINDOW, bool(problem.compiled_modifications)
     if problem.deterministic:
         space = replace(space, shares=())
-    elif uneven or windowed or not long:
+    elif uneven or modified or not long:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
-    fused = WITHOUT_TURNS if windowed or (uneven and not long) else FEEDS
+    fused = WITHOUT_TURNS if modified or (uneven and not long) else FEEDS
     points = list(_points(problem, space, spec, fused))
     first = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
     if first is None or not windowed:

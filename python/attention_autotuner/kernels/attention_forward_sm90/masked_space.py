@@ -48,7 +48,6 @@ class MaskedSpace:
     exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 2, 2, 1), (2, 2, 1, 1), (1, 2, 1, 2))
 
 
-SHARING_DIMS = (256, 512)  # whose default shares scores, without a causal mask; measured on an H200
 SHARED_BLOCK = 128  # keys of a step whose scores two CTAs share
 SMALL_DIM, MIDDLE_DIM = 64, 128  # up to which the first suit, and the next; measured on an H200
 SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
@@ -60,7 +59,10 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
 
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
-    """The first legal point, of those that suit the head dims if any do; None where there is none."""
+    """The first legal point, of those that suit the head dims if any do; None where there is none.
+
+    None that shares scores: searches verify those, and their code as it is now has run on no GPU yet.
+    """
     dim = max(problem.padded_dim_qk, problem.padded_dim_v)
 
     def unsuited(knobs: AttentionForwardSm90Knobs) -> tuple[bool, ...]:
@@ -70,9 +72,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         claims = problem.causal or dim > MIDDLE_DIM
         return (knobs.mask_stages < 2, not claims and knobs.schedule != "grid")
 
-    points = sorted(_points(problem, spec), key=unsuited)
-    if (problem.padded_dim_qk, problem.padded_dim_v) == SHARING_DIMS and not problem.causal:
-        points = [*_sharing_scores(problem, SPACES.get(spec.name, MaskedSpace())), *points]
+    points = sorted((x for x in _points(problem, spec) if not x.exchange_stages), key=unsuited)
     return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 
