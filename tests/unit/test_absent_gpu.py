@@ -29,8 +29,10 @@ PROBLEMS = {
         "--dim-qk 128 --causal",
     ),
     "attention backward": (
-        Problem(direction="backward", causal=True),
-        "--direction backward --dim-qk 128 --causal",
+        Problem(
+            direction="backward", causal=True, heads_q=32, heads_kv=32, dim_qk=64, dim_v=64
+        ),
+        "--direction backward --heads 32 --dim-qk 64 --causal",
     ),
     "retention": (
         Problem(

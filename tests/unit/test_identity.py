@@ -169,6 +169,7 @@ SOFTMAX_FLIPS: dict[str, Any] = {
     "v_stages": 3,
     "mask_stages": 1,
     "v_slices": 2,
+    "exchange_stages": 1,
     "output": "direct",
     "schedule": "grid",
     "pack_gqa": True,

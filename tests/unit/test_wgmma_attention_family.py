@@ -55,18 +55,19 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
-        ((64, 64), "g4n64_serial_optimistic_turns_q2k3v3_oq"),
+        ((64, 64), "g3n128_serial_optimistic_free_q2k3v3_oq"),
         ((80, 80), "g3n96_serial_optimistic_free_q2k2v2_oq"),
         ((96, 96), "g3n80_serial_optimistic_free_q2k3v3_oq"),
         ((112, 112), "g3n64_serial_optimistic_free_q2k3v3_oq"),
-        ((128, 128), "g2n128_overlap_optimistic_free_q2k2v2_oq"),
+        ((128, 128), "g3n64_serial_optimistic_free_q2k3v3_oq"),
         ((128, 256), "g2n80_overlap_optimistic_free_q2k2v2_od"),
         ((256, 128), "g2n96_overlap_optimistic_free_q1k2v2_od"),
         ((256, 256), "g2n64_overlap_optimistic_free_q1k2v2_od"),
     ],
 )
 def test_defaults_are_those_that_were_measured(dims: tuple[int, int], words: str) -> None:
-    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_static"
+    schedule = "dynamic" if dims == (128, 128) else "static"
+    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_{schedule}"
 
 
 def test_every_main_loop_and_schedule_is_offered() -> None:
@@ -234,10 +235,10 @@ def test_the_model_ranks_it_first(dims: tuple[int, int], causal: bool) -> None:
 
 
 def test_the_model_gives_what_was_measured() -> None:
-    """An H200: 4 batches, 16 heads, 4096 tokens, non-causal, 672 TFLOP/s at dim 128."""
+    """An H200: 4 batches, 16 heads, 4096 tokens, non-causal, 750 TFLOP/s at dim 128."""
     us = estimate(PROBLEM, POLICY.default(PROBLEM), POLICY.spec).us
     flops = 4 * PROBLEM.batch * PROBLEM.heads_q * PROBLEM.seqlen_q * PROBLEM.seqlen_k * 128
-    assert flops / us / 1e6 == pytest.approx(672, rel=0.1)
+    assert flops / us / 1e6 == pytest.approx(750, rel=0.1)
 
 
 def test_a_gpu_without_such_products_takes_forever() -> None:

@@ -75,7 +75,7 @@ class Preference:
         ping_pong: as the knob.
         least_keys: tokens of K from which it holds, without and with a causal mask; None: never.
         modifications: it holds for problems with these, or some of them, and no others; None: for all.
-        schedule: as the knob; None: as the mask and the tiles have it.
+        claims: CTAs claim tiles without a causal mask, too, where there are more tiles than SMs.
     """
 
     dim_qk: int
@@ -85,7 +85,7 @@ class Preference:
     ping_pong: bool = False
     least_keys: tuple[int | None, int] = (0, 0)
     modifications: frozenset[str] | None = None
-    schedule: Schedule | None = None
+    claims: bool = False
 
     def holds(self, problem: Problem) -> bool:
         """True for the problems that the row is about."""
@@ -138,7 +138,7 @@ PREFERENCES: tuple[Preference, ...] = (
         plan=(3, "serial"),
         block_n=(64,),
         least_keys=(2048, 0),
-        schedule="dynamic",
+        claims=True,
     ),
     Preference(dim_qk=192, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 80)),
     Preference(dim_qk=256, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 64)),
@@ -174,7 +174,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
         return _default_stream(problem, spec)
     for row in filter(lambda row: row.holds(problem), PREFERENCES):
-        schedule = row.schedule or _schedule(problem, row.plan[0], spec)
+        schedule = _schedule(problem, row.plan[0], spec, claims=row.claims)
         variation = (True, row.ping_pong, schedule)
         for block_n in row.block_n:
             points = _of_tile(space, (*row.plan, block_n), (variation,))
@@ -225,13 +225,14 @@ def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Kno
     return next(iter([*suited, *legal]), None)
 
 
-def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:
+def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool) -> Schedule:
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
     if problem.packed or problem.spanned:
         return "dynamic"  # as lengths differ
     row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
     tiles = row_blocks * problem.heads_q * problem.batch
-    return "dynamic" if problem.causal and tiles > spec.num_sms else "static"
+    uneven = problem.causal or claims
+    return "dynamic" if uneven and tiles > spec.num_sms else "static"
 
 
 def _checked(
