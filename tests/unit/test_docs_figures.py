@@ -65,6 +65,23 @@ def score_modifications() -> Iterator[str]:
         yield f" | {' | '.join(cells)} |"
 
 
+def packed() -> Iterator[str]:
+    for mode in ("forward", "backward"):
+        cells = [
+            shown("packed_sequences", name, mode)[0]
+            for name in ("flash_attn_4", "sdpa_flash", "equal_lengths")
+        ]
+        yield f"| {mode} | {' | '.join(cells)} |"
+
+
+def readme() -> Iterator[str]:
+    cudnn, least = shown("attention_backward", "sdpa_cudnn", "backward")
+    flash = shown("attention_backward", "sdpa_flash", "backward")[0]
+    yield f"backward {cudnn}x cuDNN and {flash}x FlashAttention-2; retention"
+    behind = shown("packed_sequences", "flash_attn_4", "backward")[0]
+    yield f"where ours has {least} of its speed, and flash-attn 4's with windows and packed sequences ({behind})"
+
+
 def matmul() -> Iterator[str]:
     mean, least = shown("gemm", "cublas", "forward")
     yield f"{mean} of cuBLAS in geometric mean over 8 shapes, least {least},"
@@ -175,6 +192,8 @@ def retention_of_packed() -> Iterator[str]:
         ("bundles.md", bundles),
         ("matmul.md", matmul),
         ("score_modifications.md", score_modifications),
+        ("packed_sequences.md", packed),
+        ("../README.md", readme),
         ("troubleshooting.md", troubleshooting),
         ("kernel_log.md", kernel_log),
         ("retention.md", retention_of_packed),
