@@ -272,6 +272,14 @@ def test_a_mask_travels_beside_the_keys(dims: tuple[int, int]) -> None:
     assert even == {"static", "grid"}
 
 
+@pytest.mark.parametrize(("dims", "shares"), [((256, 512), 1), ((128, 512), 0), ((256, 256), 0)])
+def test_slices_share_scores_by_default_where_those_are_much(
+    dims: tuple[int, int], shares: int
+) -> None:
+    default = POLICY.default(masked(dim_qk=dims[0], dim_v=dims[1]))
+    assert knobs_of(default).exchange_stages == shares
+
+
 def test_a_mask_costs_what_its_tiles_bring() -> None:
     problem = masked(dim_qk=128, dim_v=128)
     mine = [c for c in POLICY.legal(problem) if c.kernel == KERNEL]

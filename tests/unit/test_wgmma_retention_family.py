@@ -123,7 +123,8 @@ def test_every_aligned_pair_of_head_dims_has_a_candidate(dims: tuple[int, int]) 
     [
         (8, 2048, (2, 0)),  # 256 CTAs of two warpgroups
         (3, 4096, (2, 0)),  # 96
-        (2, 8192, (1, 0)),  # 64, or 128 of one
+        (2, 4096, (1, 0)),  # 64, or 128 of one
+        (2, 8192, (2, 4096)),  # as few, but long
         (1, 16384, (2, 4096)),  # 32, or 64
         (1, 1024, (1, 0)),  # as few, but short
     ],

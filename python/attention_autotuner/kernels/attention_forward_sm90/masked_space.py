@@ -48,7 +48,7 @@ class MaskedSpace:
     exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 2, 2, 1), (2, 2, 1, 1), (1, 2, 1, 2))
 
 
-SHARED_BLOCK = 128  # keys of a step whose scores two CTAs share
+SHARED_ROWS, SHARED_BLOCK = 128, 128  # of a tile, and keys of a step, whose scores two CTAs share
 SMALL_DIM, MIDDLE_DIM = 64, 128  # up to which the first suit, and the next; measured on an H200
 SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
 
@@ -61,18 +61,22 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
     """The first legal point, of those that suit the head dims if any do; None where there is none.
 
-    None that shares scores: searches verify those, and their code as it is now has run on no GPU yet.
+    Two slices share scores where these are much of the work, and even, and CTAs employ the SMs; measured on an H200.
     """
     dim = max(problem.padded_dim_qk, problem.padded_dim_v)
+    ctas = 2 * problem.batch * problem.heads_q * -(-problem.seqlen_q // SHARED_ROWS)
+    shares = problem.padded_dim_qk > MIDDLE_DIM and not problem.causal and ctas >= spec.num_sms
 
     def unsuited(knobs: AttentionForwardSm90Knobs) -> tuple[bool, ...]:
+        if knobs.exchange_stages:
+            return (not shares,)
         by_turns = knobs.warpgroups == 3 and knobs.ping_pong
         if dim <= SMALL_DIM:
-            return (knobs.mask_stages < 2, not by_turns)
+            return (shares, knobs.mask_stages < 2, not by_turns)
         claims = problem.causal or dim > MIDDLE_DIM
-        return (knobs.mask_stages < 2, not claims and knobs.schedule != "grid")
+        return (shares, knobs.mask_stages < 2, not claims and knobs.schedule != "grid")
 
-    points = sorted((x for x in _points(problem, spec) if not x.exchange_stages), key=unsuited)
+    points = sorted(_points(problem, spec), key=unsuited)
     return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 

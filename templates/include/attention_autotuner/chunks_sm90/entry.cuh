@@ -5,10 +5,10 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm90/mainloop.cuh"
+#include "attention_autotuner/chunks_sm90/scan.cuh"
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
-#include "attention_autotuner/common/states.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"
@@ -24,7 +24,9 @@ struct ChunksSm90Entry {
   using T = ChunkSm90Traits<Config, false>;
   using States = ChunkSm90Traits<Config, true>;
   using Element = typename T::Element;
+  static constexpr int kCudaWithEarlyStarts = 12030;
   static inline std::atomic<bool> prepared[kMaxDevices];
+  static inline std::atomic<bool> starts_early;  // what follows the states: graphs of older drivers cannot hold it
 
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
@@ -35,7 +37,13 @@ struct ChunksSm90Entry {
     });
     if constexpr (Config::kSuperChunk != 0) {
       steps.then([&] { return prepare_kernel(chunks_sm90<States>, T::kThreads, T::kSmemBytes, device, &resident); })
-          .then([&] { return prepare_kernel(retention_scan<false>, kStateThreads, 0, device, &resident); });
+          .then([&] { return prepare_kernel(chunk_scan_sm90<States>, kScanThreads, 0, device, &resident); })
+          .then([&] {
+            int driver = 0;
+            cudaError_t const error = cudaDriverGetVersion(&driver);
+            starts_early.store(driver >= kCudaWithEarlyStarts);
+            return cuda_status(error);
+          });
     }
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
@@ -61,13 +69,28 @@ struct ChunksSm90Entry {
     return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
   }
 
+  template <typename Kernel, typename... Parameters>
+  static int32_t start(Kernel kernel, dim3 ctas, int threads, int smem_bytes, bool early, cudaStream_t stream,
+                       Parameters const&... parameters) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = ctas;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early && starts_early.load(std::memory_order_relaxed) ? 1 : 0;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, parameters...));
+  }
+
   template <typename Pass>
-  static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, cudaStream_t stream) {
+  static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, bool early, cudaStream_t stream) {
     auto const& pass = arguments.pass;
     int64_t const ctas = int64_t(batch) * pass.heads.divisor * pass.supers.divisor * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    chunks_sm90<Pass><<<int(ctas), Pass::kThreads, Pass::kSmemBytes, stream>>>(arguments);
-    return cuda_status(cudaGetLastError());
+    return start(chunks_sm90<Pass>, dim3(int(ctas)), Pass::kThreads, Pass::kSmemBytes, early, stream, arguments);
   }
 
   // States before each super-chunk, in as many pieces as `cut` has, into `states`.
@@ -80,14 +103,12 @@ struct ChunksSm90Entry {
     pass.last_states = states;
     pass.last_slots = cut.slots;
     pass.supers = Divider::by(cut.slots - left_out);
-    int32_t const status = launch_pass<States>(arguments, p.batch, stream);
+    int32_t const status = launch_pass<States>(arguments, p.batch, false, stream);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const elements = p.dim_qk * p.dim_v;
-    dim3 const grid(divide_up(elements, kStateThreads), p.batch * p.heads_q);
-    retention_scan<false><<<grid, kStateThreads, 0, stream>>>(states, p.initial_state, p.final_state, p.log2_gamma,
-                                                              p.heads_q, cut.slots, left_out, elements,
-                                                              pass.super_chunk, p.seqlen);
-    return cuda_status(cudaGetLastError());
+    dim3 const grid(divide_up(elements, kScanThreads * kScanElements), p.batch * p.heads_q);
+    return start(chunk_scan_sm90<States>, grid, kScanThreads, 0, true, stream, states, p.initial_state, p.final_state,
+                 p.log2_gamma, p.heads_q, cut.slots, left_out, elements, pass.super_chunk, p.seqlen);
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -112,15 +133,16 @@ struct ChunksSm90Entry {
     pass.first_states = p.initial_state;
     pass.last_states = p.final_state;
     Steps steps;
+    bool const divided = Config::kSuperChunk != 0 && places.cut.supers > 1;
     if constexpr (Config::kSuperChunk != 0) {
-      if (places.cut.supers > 1) {
+      if (divided) {
         steps.then([&] { return launch_states(arguments, places.cut, places.states, p, stream); });
         pass.first_states = places.states;
         pass.first_slots = places.cut.slots;
         pass.last_states = nullptr;
       }
     }
-    return steps.then([&] { return launch_pass<T>(arguments, p.batch, stream); }).status();
+    return steps.then([&] { return launch_pass<T>(arguments, p.batch, divided, stream); }).status();
   }
 
   static attention_autotuner_kernel_info info() {

@@ -4,8 +4,7 @@
 // A warpgroup has the state for 64 columns of V, transposed, in its accumulators: S^T += V^T K accumulates it, and S^T,
 // rounded, is from the same registers the A operand of O^T = S^T Q^T. So the state is copied nowhere. One more
 // warpgroup computes the scores of the next chunk, decays them and puts them where the others multiply them with V;
-// one of its threads keeps the stages full. Outputs are transposed on their way through shared memory, while the next
-// chunk's first MMAs run; V's tokens are decayed a step ahead of the MMAs that read them.
+// one of its threads keeps the stages full. Outputs are transposed on their way through shared memory.
 //
 // What registers hold is the state over a scale, as in the kernel of family sm80: the decay of a chunk goes to the
 // scale, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
@@ -46,17 +45,21 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
   using typename Base::ScoresRing;
   static constexpr int kRegisters = T::kDepth / 2;
   static constexpr int kSteps = T::kChunk / kMmaDepth;
+  static constexpr int kEarlySteps = T::kDepthSlices < 8 ? 1 : 2;  // of the update, before the scores' MMAs
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;
   static constexpr float kFreshScale = 4.0f;
   static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
 
-  using Tokens = uint32_t[16];   // of V, transposed, decayed
-  using Rounded = uint32_t[16];  // output
+  using Tokens = uint32_t[16];  // of V, transposed, decayed
 
   float state[kRegisters];  // over the scale
   float out[32];
   float state_scale;
 
+  // The slice of the depth under whose MMAs a step's tokens are prepared; wider apart, a depth of 256 spills.
+  __device__ __forceinline__ static constexpr int slice_of_tokens(int step) {
+    return T::kDepthSlices < 8 ? step * T::kDepthSlices / kSteps : step + 1;
+  }
   __device__ __forceinline__ static int group() { return thread_index() / kWarpgroupThreads - 1; }
   __device__ __forceinline__ int first_column() const { return this->slice * T::kColumns + 64 * group(); }
 
@@ -83,6 +86,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
     for (int i = 0; i < kRegisters; ++i) state[i] = 0.0f;
     auto const& pass = arguments.pass;
     if (T::kStatesOnly || pass.first_states == nullptr) return;
+    wait_on_dependent_grids();
     float const* const source = pass.first_states + state_place(pass.first_slots, this->super * pass.pieces);
     visit_state([source](float& value, int offset) { value = source[offset] * (1.0f / kFreshScale); });
   }
@@ -207,11 +211,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
       }
     }
   }
-  __device__ __forceinline__ void pack_output(Rounded& rounded) const {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) rounded[i] = pack_pair<Element>(out[2 * i], out[2 * i + 1]);
-  }
-  __device__ __forceinline__ void store_output(Rounded const& rounded, int index) const {
+  __device__ __forceinline__ void store_output(int index) const {
     uint32_t const tile = this->smem + T::kOutOffset + group() * T::kBlockBytes;
     bool const stores = thread_index() % kWarpgroupThreads == 0;
     if (stores) tma_store_wait_read();
@@ -220,7 +220,11 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
     uint32_t const place = swizzled_address(tile, token, chunk, token & 7);
 #pragma unroll
     for (int g = 0; g < T::kChunk / 8; g += 2) {
-      uint32_t const tiles[4] = {rounded[2 * g], rounded[2 * g + 1], rounded[2 * g + 2], rounded[2 * g + 3]};
+      uint32_t tiles[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        tiles[i] = pack_pair<Element>(out[4 * g + 2 * i], out[4 * g + 2 * i + 1]);
+      }
       store_matrix_x4_transposed(place + 8 * g * kSwizzleRowBytes, tiles);
     }
     fence_view_async_shared();
@@ -233,21 +237,22 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 
   // --- main loops ----------------------------------------------------------------------------------------------------
 
-  // The state before a chunk, as far as its MMAs start with it. No MMA but those that end the last chunk may be in
-  // flight.
+  // The state before a chunk, as far as its MMAs start with it. No MMA may be in flight.
   __device__ __forceinline__ void begin_chunk(Packed (&packed)[2]) {
     if constexpr (kGuarded) guard();
     pack_slice(packed[0], 0);
     pack_slice(packed[1], 1);
   }
+  // The tensor cores have a chunk's MMAs in one queue: V's tokens are prepared under those of the state, what the state
+  // gives is scaled under the first of the update, and the output leaves under the last.
   __device__ __forceinline__ void run() {
     load_state();
     Packed packed[2];
     Tokens tokens;
-    Rounded rounded;
     begin_chunk(packed);
     for (int index = 0; index < count; ++index) {
       int const stage = Ring::stage(index), length = this->length(index);
+      float const scale = arguments.pass.scale * state_scale, taken = decay(length);
       this->q_ring().consumer_wait(index);
 #pragma unroll
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
@@ -257,38 +262,41 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
           pack_slice(packed[slice_of_depth % 2], slice_of_depth);
         }
         issue_slice(packed[slice_of_depth % 2], slice_of_depth, stage);
-        if (slice_of_depth == 1 && index > 0) store_output(rounded, index - 1);
+        if (slice_of_depth == 0) this->v_ring().consumer_wait(index);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          if (slice_of_tokens(step) == slice_of_depth) prepare_tokens(tokens + 4 * step, stage, length, step);
+        }
       }
-      cute::warpgroup_wait<1>();
-      fence_operands(packed[0]);
-      float const scale = arguments.pass.scale * state_scale;
-      scale_state(decay(length));
-      this->v_ring().consumer_wait(index);
+      if constexpr (T::kDepthSlices <= 2) {  // without, the compiler waits where the state is scaled
+        cute::warpgroup_wait<1>();
+        fence_operands(packed[0]);
+      }
+      scale_state(taken);
       this->k_ring().consumer_wait(index);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        prepare_tokens(tokens + 4 * step, stage, length, step);
-        issue_update(tokens + 4 * step, stage, step);
-      }
-      cute::warpgroup_wait<kSteps>();
+      for (int step = 0; step < kEarlySteps; ++step) issue_update(tokens + 4 * step, stage, step);
+      cute::warpgroup_wait<kEarlySteps>();
+      fence_operands(packed[0]);
       fence_operands(packed[1]);
       fence_accumulators(out);
       warp_release(this->q_ring().empty(stage));
       scale_output(scale);
       this->scores_ring().consumer_wait(index);
       issue_scores(stage, index);
-      cute::warpgroup_wait<1>();
+#pragma unroll
+      for (int step = kEarlySteps; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
+      cute::warpgroup_wait<kSteps - kEarlySteps>();
+      fence_accumulators(out);
+      warp_release(this->v_ring().empty(stage));
+      warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
+      store_output(index);
+      cute::warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
       warp_release(this->k_ring().empty(stage));
       begin_chunk(packed);
-      cute::warpgroup_wait<0>();
-      fence_accumulators(out);
-      warp_release(this->v_ring().empty(stage));
-      warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
-      pack_output(rounded);
     }
-    store_output(rounded, count - 1);
     store_state();
     if (thread_index() % kWarpgroupThreads == 0) tma_store_wait_read();
   }
@@ -334,6 +342,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     chunks_sm90(ChunkSm90Arguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
+  if constexpr (T::kStatesOnly) launch_dependent_grids();
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.k.descriptor);
     prefetch_descriptor(arguments.v.descriptor);
