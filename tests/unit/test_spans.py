@@ -251,3 +251,22 @@ def test_ids_and_prefixes_reach_the_params(
         problems = [problem for problem, *_ in fake.asked]
     assert [problem.modifications for problem in problems] == [("prefix_lens", "document_ids")]
     assert all(params.document_ids and params.prefix_lens for params in seen)
+
+
+@pytest.mark.parametrize(
+    ("direction", "dim", "words"),
+    [
+        ("forward", 128, "g3n64_serial_optimistic_turns"),
+        ("forward", 64, "g4n64_serial_optimistic_turns"),
+        ("backward", 128, "a3x2_keys2bulk_lpt_early_gathered"),
+        ("backward", 64, "own2bulk_lpt_early_gathered"),
+    ],
+)
+def test_documents_have_defaults_for_few_steps(direction: Any, dim: int, words: str) -> None:
+    # As raced on an H200, at 16 documents of 16k and 4 of 4k.
+    for length in (4096, 16384):
+        sizes: Any = {"seqlen_q": length, "seqlen_k": length, "dim_qk": dim, "dim_v": dim}
+        problem = Problem(
+            direction=direction, causal=True, modifications=("document_ids",), **sizes
+        )
+        assert words in H100().default(problem).name

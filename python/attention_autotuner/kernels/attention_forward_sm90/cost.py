@@ -87,8 +87,9 @@ def predict(
     )
     mma_clk, exposed_clk = step_clks(shape, spec, fit, modified_softmax(problem))
     rows_of_mask = knobs.block_m if shape.masked else 0
-    counts = knobs.schedule == "dynamic" or problem.packed  # by a launch of its own
-    start_us = fit.attention_sm90_counter_us * (counts + problem.spanned)  # and by one for spans
+    # A launch of its own clears the counter; those that list blocks or find spans do it beside.
+    counts = knobs.schedule == "dynamic" or problem.packed or problem.spanned
+    start_us = fit.attention_sm90_counter_us * counts
     if partial := sum(split_bytes(problem, candidate.padded_dim_v, knobs)):
         # Written and read again, and a second kernel that starts while the first one ends.
         start_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)

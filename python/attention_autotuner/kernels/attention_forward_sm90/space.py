@@ -8,6 +8,7 @@ from itertools import product
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
+from ...core.modifications import SPANS
 from ...core.problem import Problem
 from ..shared.passes import first_legal, points_of
 from ..shared.split_kv import (
@@ -101,6 +102,15 @@ class Preference:
 STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
+    Preference(
+        dim_qk=64,
+        dim_v=64,
+        plan=(4, "serial"),
+        block_n=(64,),
+        ping_pong=True,
+        least_keys=(None, 0),
+        modifications=frozenset((SPANS,)),
+    ),
     Preference(dim_qk=64, dim_v=64, plan=(3, "serial"), block_n=(128,), least_keys=(2048, 8192)),
     Preference(dim_qk=64, dim_v=64, plan=(4, "serial"), block_n=(64,), ping_pong=True),
     Preference(dim_qk=80, dim_v=80, plan=(3, "serial"), block_n=(96,)),
@@ -130,7 +140,7 @@ PREFERENCES: tuple[Preference, ...] = (
         block_n=(64,),
         ping_pong=True,
         least_keys=(None, 0),
-        modifications=frozenset(("softcap",)),
+        modifications=frozenset(("softcap", SPANS)),
     ),
     Preference(
         dim_qk=128,

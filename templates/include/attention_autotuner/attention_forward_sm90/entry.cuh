@@ -28,7 +28,8 @@ struct AttentionForwardSm90Entry {
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
   static inline std::atomic<int> slots[kMaxDevices];
-  // Whether results are combined by a kernel that starts early: graphs of older drivers cannot hold such launches.
+  // Whether kernels start before the one ahead has ended, those behind spans and splits: graphs of older drivers cannot
+  // hold such launches.
   static inline std::atomic<bool> starts_early;
   static constexpr int kCudaWithEarlyStarts = 12030;
 
@@ -50,7 +51,8 @@ struct AttentionForwardSm90Entry {
     status =
         prepare_kernel(softmax_forward::attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
     int driver = 0;
-    if (T::kSplitKv && status == ATTENTION_AUTOTUNER_OK) status = cuda_status(cudaDriverGetVersion(&driver));
+    if ((T::kSplitKv || T::kSpanned) && status == ATTENTION_AUTOTUNER_OK)
+      status = cuda_status(cudaDriverGetVersion(&driver));
     starts_early.store(driver >= kCudaWithEarlyStarts);
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
@@ -154,13 +156,14 @@ struct AttentionForwardSm90Entry {
   }
   // Heads whose tiles are computed together: those that share K and V, or a mask, and, where the longest tiles come
   // first, as many more as L2 has room for, so that those of many heads do. A power of two of the former, which divides
-  // most launches.
+  // most launches. Of documents, tiles that are computed together read one or two of many.
   static int section_heads(Params const& p, int group) {
-    constexpr double kSectionBytes = 32e6;  // of K and V
+    double section_bytes = 32e6;  // of K and V
+    if constexpr (T::kSpanned) section_bytes *= p.document_ids != nullptr ? 4.0 : 1.0;
     int const sharing = T::kMasked ? p.batch : 1;
     double const bytes = 2.0 * rows_of_keys<T::kPacked>(p) * (p.dim_qk + p.dim_v) * sharing;
     int64_t const most = int64_t(batch_of<T::kPacked>(p)) * p.heads_kv / sharing;
-    double const power = std::exp2(std::round(std::log2(std::fmax(1.0, kSectionBytes / bytes))));
+    double const power = std::exp2(std::round(std::log2(std::fmax(1.0, section_bytes / bytes))));
     return int(T::kPacked || longest_last(p) ? std::fmin(power, double(most)) : 1.0) * sharing * group;
   }
   // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
@@ -188,16 +191,24 @@ struct AttentionForwardSm90Entry {
     SplitResults const results{buffers.partial_output,  buffers.partial_lse,    splits(p), int(rows(p)),
                                Divider::by(p.seqlen_q), Divider::by(p.heads_q), p.o.data,  p.o.stride_batch,
                                p.o.stride_head,         p.o.stride_row,         p.dim_v,   p.lse};
+    return launch_early(softmax_forward::attention_forward_sm90_combine<Config>, divide_up(int(rows(p)), kCombineRows),
+                        kCombineThreads, 0, stream, results);
+  }
+  // A kernel that waits itself for the one ahead.
+  template <typename Parameter>
+  static int32_t launch_early(void (*kernel)(Parameter), int ctas, int threads, int smem_bytes, cudaStream_t stream,
+                              Parameter const& argument) {
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(divide_up(int(rows(p)), kCombineRows));
-    config.blockDim = dim3(kCombineThreads);
+    config.gridDim = dim3(ctas);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem_bytes;
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
-    return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90_combine<Config>, results));
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, argument));
   }
 
   // The slices of a tile of rows as a cluster.
@@ -281,19 +292,26 @@ struct AttentionForwardSm90Entry {
       arguments.list.listed = buffers.listed;
       prepared =
           launch_list<Config, true, T::kBlockM, T::kBlockN>(with_window(p), buffers.listed, buffers.claimed, stream);
-    } else if constexpr (kDynamic) {
+    } else if constexpr (kDynamic && !T::kSpanned) {
       prepared = cudaMemsetAsync(buffers.claimed, 0, sizeof(int), stream);
     }
     if constexpr (T::kSpanned) {
       arguments.row_spans = buffers.spans;
-      if (prepared == cudaSuccess) prepared = launch_spans<Config, false>(with_window(p), buffers.spans, stream);
+      prepared =
+          launch_spans<Config, false>(with_window(p), buffers.spans, stream, kDynamic ? buffers.claimed : nullptr);
     }
     if (prepared != cudaSuccess) return cuda_status(prepared);
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
     if constexpr (T::kSharesScores) return launch_clusters(arguments, ctas, stream);
-    softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
-    cudaError_t const error = cudaGetLastError();
-    if (error != cudaSuccess || splits(p) == 1) return cuda_status(error);
+    int32_t started;
+    if constexpr (T::kSpanned) {
+      started = launch_early(softmax_forward::attention_forward_sm90<Config>, ctas, T::kThreads, T::kSmemBytes, stream,
+                             arguments);
+    } else {
+      softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
+      started = cuda_status(cudaGetLastError());
+    }
+    if (started != ATTENTION_AUTOTUNER_OK || splits(p) == 1) return started;
     if constexpr (T::kSplitKv) return launch_combine(p, buffers, stream);
     return ATTENTION_AUTOTUNER_OK;
   }

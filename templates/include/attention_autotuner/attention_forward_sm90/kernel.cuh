@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     stages.init_barriers();
   }
   stages.clear_unloaded_rows();
+  if constexpr (T::kSpanned) wait_on_dependent_grids();  // what finds the spans
   if constexpr (T::kSharesScores) {
     cluster_sync();
   } else {

@@ -34,6 +34,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
 
   int whole_from;                    // tiles of keys from here on lie within the windows' lower ends
   int rest;                          // of the CTA's tiles of keys, those below this warpgroup's
+  int seen_begin[2], seen_end[2];    // of spans: the keys that this lane's two rows see
   float slope[2], sink[2];           // of this lane's two rows: over the exponent's scale; in powers of two
   float far_before[2], far_past[2];  // of tables: the entries of distant pairs, in powers of two
   float offset[2];                   // that exponents of the present tile have beside scaled scores, in powers of two
@@ -52,6 +53,12 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const head = head_of(tile, lane_row() + 8 * half);
+      if constexpr (T::kSpanned) {
+        // Read here, so that masks wait for no load.
+        int const query = query_of(tile, lane_row() + 8 * half);
+        seen_begin[half] = visible_first(range, query);
+        seen_end[half] = visible_end(range, query);
+      }
       if constexpr (T::kAlibi) {
         float const* const slopes = arguments.alibi_slopes + int64_t(slopes_of(tile)) * arguments.slopes_per_batch;
         slope[half] = slopes[head] * arguments.slope_scale;
@@ -75,7 +82,8 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const query = query_of(tile, lane_row() + 8 * half);
-      int const begin = visible_first(range, query) - column, end = visible_end(range, query) - column;
+      int const begin = (T::kSpanned ? seen_begin[half] : visible_first(range, query)) - column;
+      int const end = (T::kSpanned ? seen_end[half] : visible_end(range, query)) - column;
 #pragma unroll
       for (int g = 0; g < T::kBlockN / 8; ++g) {
 #pragma unroll

@@ -2,8 +2,8 @@
 //
 // Ids of documents never decrease. So what a row sees is a span, as in a window, and neither its begin nor its end lies
 // before that of the row before: kernels tell by the first and the last row of a tile which tiles they skip, and which
-// ones need no mask. A kernel of its own finds all spans first, by bisection of the ids; they are of a row each, not of
-// a pair.
+// ones need no mask. A kernel of its own finds all spans first, by a search of the ids; they are of a row each, not of a
+// pair.
 #pragma once
 
 #include <cstdint>
@@ -37,17 +37,22 @@ struct SpannedRange : KeyRange<kKeyBounds> {
   }
 };
 
-// How many of the ids are below one, or not above it.
+// How many of the ids are below one, or not above it: at least `low`, at most `high`. Every round probes at several
+// places together, since each waits for memory as long as one alone would.
 template <bool kNotAbove>
-__device__ __forceinline__ int count_ids(int32_t const* ids, int count, int32_t id) {
-  int low = 0, high = count;
+__device__ __forceinline__ int count_ids(int32_t const* ids, int low, int high, int32_t id) {
+  constexpr int kProbes = 15;
+#pragma unroll 1
   while (low < high) {
-    int const middle = (low + high) / 2;
-    if (kNotAbove ? ids[middle] <= id : ids[middle] < id) {
-      low = middle + 1;
-    } else {
-      high = middle;
+    int const step = (high - low + kProbes) / (kProbes + 1);
+    int passed = 0;
+#pragma unroll
+    for (int i = 1; i <= kProbes; ++i) {
+      int const at = low + i * step - 1;
+      if (at < high) passed += kNotAbove ? ids[at] <= id : ids[at] < id;
     }
+    low += passed * step;
+    if (passed < kProbes) high = minimum(high, low + step - 1);
   }
   return low;
 }
@@ -57,8 +62,8 @@ template <typename Params>
 __device__ __forceinline__ int2 within_document(Params const& p, int batch, int row, int2 span) {
   if (p.document_ids == nullptr) return span;
   int32_t const* const ids = p.document_ids + int64_t(batch) * p.seqlen_k;
-  return {maximum(span.x, count_ids<false>(ids, p.seqlen_k, ids[row])),
-          minimum(span.y, count_ids<true>(ids, p.seqlen_k, ids[row]))};
+  return {maximum(span.x, count_ids<false>(ids, 0, row, ids[row])),
+          minimum(span.y, count_ids<true>(ids, row + 1, p.seqlen_k, ids[row]))};
 }
 
 // Params have windows as with_window leaves them.
@@ -80,12 +85,17 @@ __device__ __forceinline__ int2 span_of_key(Params const& p, int batch, int key)
   return within_document(p, batch, key, span);
 }
 
-// Spans of all queries and, for a backward, of all keys.
+// Spans of all queries and, for a backward, of all keys; `claimed` is set to 0, if there is one. The kernel behind may
+// start at once, where it waits for the spans itself.
 template <typename Config, bool kBackward, typename Params>
 __global__ void __launch_bounds__(kSpanThreads)
-    find_spans(Params const __grid_constant__ params, int2* row_spans, int2* key_spans) {
+    find_spans(Params const __grid_constant__ params, int2* row_spans, int2* key_spans, int* claimed) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
   int64_t const index = int64_t(blockIdx.x) * kSpanThreads + threadIdx.x;
   int64_t const queries = int64_t(params.batch) * params.seqlen_q, key = index - queries;
+  if (index == 0 && claimed != nullptr) *claimed = 0;
   if (index < queries) {
     int const batch = int(index / params.seqlen_q);
     row_spans[index] = span_of_query<!kBackward>(params, batch, int(index - int64_t(batch) * params.seqlen_q));
@@ -110,11 +120,11 @@ inline SpannedParams<Abi> with_spans(Abi const& params, int2* spans) {
   return spanned;
 }
 template <typename Config, bool kBackward, typename Params>
-inline cudaError_t launch_spans(Params const& params, int2* spans, cudaStream_t stream) {
+inline cudaError_t launch_spans(Params const& params, int2* spans, cudaStream_t stream, int* claimed = nullptr) {
   int64_t const ctas = (count_spans<kBackward>(params) + kSpanThreads - 1) / kSpanThreads;
   if (ctas > INT32_MAX) return cudaErrorInvalidValue;
   find_spans<Config, kBackward, Params>
-      <<<int(ctas), kSpanThreads, 0, stream>>>(params, spans, spans + int64_t(params.batch) * params.seqlen_q);
+      <<<int(ctas), kSpanThreads, 0, stream>>>(params, spans, spans + int64_t(params.batch) * params.seqlen_q, claimed);
   return cudaGetLastError();
 }
 
