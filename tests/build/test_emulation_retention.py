@@ -21,6 +21,7 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "chunks_backward_sm90/mainloop.cuh"
 PRODUCER = "chunks_backward_sm90/producer.cuh"
+STATE = "chunks_backward_sm90/state.cuh"
 GAMMA = "chunks_backward_sm90/gamma.cuh"
 MUTANTS = {
     "walks_forward": (
@@ -34,7 +35,11 @@ MUTANTS = {
         "return distance > 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));",
     ),
     "scores_not_fenced": (PRODUCER, "fence_view_async_shared();", ""),
-    "state_not_decayed": (MAINLOOP, "scale_state(decay(length));", "decay(length);"),
+    "state_not_decayed": (
+        MAINLOOP,
+        "this->scale_state(this->decay(length));",
+        "this->decay(length);",
+    ),
     "factor_of_another_token": (
         MAINLOOP,
         "out[i] *= scale * this->power(float(maximum(length - 1 - token, 0)));",
@@ -43,7 +48,7 @@ MUTANTS = {
     "y_released_early": (
         MAINLOOP,
         "cute::warpgroup_wait<1>();\n      fence_operands(tokens);",
-        "warp_release(this->y_ring().empty(stage)); cute::warpgroup_wait<1>(); fence_operands(tokens);",
+        "this->release_own_y(index); cute::warpgroup_wait<1>(); fence_operands(tokens);",
     ),
     "gamma_without_the_state": (
         GAMMA,
@@ -51,11 +56,22 @@ MUTANTS = {
         "",
     ),
     "scale_never_raised": (
-        MAINLOOP,
+        STATE,
         "if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();",
         "",
     ),
+    "share_not_awaited": (
+        MAINLOOP,
+        "if (stores) tma_store_wait_read();\n    named_barrier(1, 2 * kWarpgroupThreads);",
+        "if (stores) tma_store_wait_read();",
+    ),
+    "share_left_out": (MAINLOOP, "sum[i] = kept[i] + taken.x;", "sum[i] = kept[i];"),
 }
+CAUGHT_IN_PARTS = [
+    ("share_not_awaited", "eager", "race"),
+    ("share_left_out", "eager", "dq: "),
+    ("y_released_early", "eager", "races with the read of an MMA"),
+]
 CAUGHT = [
     ("walks_forward", "eager", "dk: "),
     ("scores_of_other_sign", "eager", "dq: "),
@@ -81,6 +97,7 @@ WAYS = (
     3  # to call a problem, which the verifier goes through by turns: plainly, with states and gamma
 )
 LONGER = replace(PLAIN, seqlen_q=300, seqlen_k=300)  # of several super-chunks, for gamma
+IN_PARTS = replace(PLAIN, heads_q=1, heads_kv=1, dim_v=512)
 GROUPED = replace(PLAIN, batch=2, heads_kv=1, seqlen_q=131, seqlen_k=131)
 
 
@@ -113,8 +130,9 @@ def test_gradients_are_right(emulated: LoadedKernel) -> None:
         ((64, 64), {"warpgroups": 1, "super_chunk": 128, "num_stages": 3}),
         ((128, 120), {"warpgroups": 2}),
         ((40, 136), {"warpgroups": 2, "num_stages": 2}),
+        ((64, 512), {"warpgroups": 2, "super_chunk": 128}),
     ],
-    ids=["super_chunks", "128x120", "40x136"],
+    ids=["super_chunks", "128x120", "40x136", "64x512"],
 )
 def test_other_gradients_are_right(
     builds: Path, dims: tuple[int, int], knobs: dict[str, Any]
@@ -149,5 +167,39 @@ def test_mistakes_are_caught(
 ) -> None:
     problem = LONGER if mutant.startswith("gamma") else PLAIN
     outcome = check(emulated, [problem] * WAYS, [(policy, 1)], mutant=mutant)
+    assert isinstance(outcome, (LaunchFailed, Wrong))
+    assert message in outcome.reason
+
+
+@pytest.fixture(scope="module")
+def in_parts(builds: Path) -> LoadedKernel:
+    return build(candidate(IN_PARTS, warpgroups=2), builds / "in_parts", MUTANTS)
+
+
+def cancelling_halves(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """Halves of the depth that cancel to 1 in 64, which the parts must do in fp32."""
+    tensors = dict(inputs.tensors)
+    half = IN_PARTS.dim_v // 2
+    for name in ("v", "dout"):
+        tensors[name] = tensors[name].clone()
+    tensors["dout"][..., half:] = tensors["dout"][..., :half]
+    tensors["v"][..., half:] = -tensors["v"][..., :half] * (1 - 1 / 64)
+    changed = replace(inputs, tensors=tensors)
+    return changed, changed
+
+
+def test_gradients_of_a_depth_in_parts_are_right(in_parts: LoadedKernel) -> None:
+    grouped = replace(IN_PARTS, heads_q=2, seqlen_q=131, seqlen_k=131)
+    outcome = check(in_parts, [problem for problem in (IN_PARTS, grouped) for _ in range(WAYS)])
+    assert outcome.ok, outcome.reason
+    outcome = check(in_parts, [IN_PARTS] * WAYS, [("eager", 0)], adjust=cancelling_halves)
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize(("mutant", "policy", "message"), CAUGHT_IN_PARTS)
+def test_mistakes_in_parts_are_caught(
+    in_parts: LoadedKernel, mutant: str, policy: str, message: str
+) -> None:
+    outcome = check(in_parts, [IN_PARTS] * WAYS, [(policy, 1)], mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
     assert message in outcome.reason

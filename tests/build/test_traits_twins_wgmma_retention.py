@@ -111,7 +111,7 @@ ILLEGAL_BACKWARD = {
     )
     for name, candidate in ILLEGAL.items()
 }
-TOO_DEEP = backward_candidate({"padded_dim_v": 512})
+TOO_DEEP = backward_candidate({"padded_dim_v": 512}, warpgroups=1)
 TOO_LARGE_BACKWARD = backward_candidate({"padded_dim_v": 256}, num_stages=3)
 
 
@@ -133,7 +133,10 @@ def test_every_rule_of_the_gradients_has_its_static_assert(tmp_path: Path) -> No
 def test_shared_memory_and_registers_of_the_gradients_are_counted_alike(tmp_path: Path) -> None:
     candidates = [
         selected
-        for dims in ((64, 64), (96, 80), (128, 256), (192, 128), (256, 256), (16, 48))
+        for dims in (
+            *((64, 64), (96, 80), (128, 256), (192, 128), (256, 256), (16, 48)),
+            *((256, 512), (64, 272), (128, 384)),  # two warpgroups share the depth
+        )
         for selected in H100().legal(
             Problem(
                 op="retention",
@@ -150,5 +153,10 @@ def test_shared_memory_and_registers_of_the_gradients_are_counted_alike(tmp_path
     ]
     assert len(candidates) > 20
     shapes = [shape for selected in candidates for shape in shapes_of(selected).values()]
-    registers = [shape.state_registers for shape in shapes]
-    compare_traits(tmp_path, candidates, kStateRegisters=registers)
+    compare_traits(
+        tmp_path,
+        candidates,
+        kStateRegisters=[shape.state_registers for shape in shapes],
+        kDepth=[shape.depth for shape in shapes],
+        kSlices=[shape.slices for shape in shapes],
+    )

@@ -46,6 +46,7 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-backward-two-pass": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
     "wgmma-backward-three-pass": _first(GRADIENTS, (256, 256), lambda name: "three_pass" in name),
     "wgmma-retention-backward": _default(RETENTION, (64, 64)),
+    "wgmma-retention-backward-in-parts": _default(RETENTION, (64, 512)),
     "wgmma-retention-backward-super-chunks": _first(
         RETENTION, (128, 128), lambda name: "p512" in name and "chunkwise" in name
     ),

@@ -15,6 +15,7 @@ from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.chunks_backward_sm90.knobs import ChunkwiseBackwardSm90Knobs
+from attention_autotuner.kernels.chunks_backward_sm90.resources import shapes_of
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunksKnobs
 from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
 from attention_autotuner.kernels.configs import candidate_from_config
@@ -74,7 +75,6 @@ def test_a_forward_of_some_length_has_it_first_on_an_h100_and_nowhere_else() -> 
         assert {selected.family for selected in H100().legal(problem)} == {"sm80", "sm90"}
         assert {selected.family for selected in A100().legal(problem)} == {"sm80"}
     others = (
-        replace(DECAYED, direction="backward"),
         replace(DECAYED, form="parallel"),
         replace(DECAYED, form="recurrent"),
         replace(DECAYED, seqlen_q=63, seqlen_k=63),
@@ -203,22 +203,39 @@ def test_gradients_are_offered_where_hopper_is_and_by_default() -> None:
 
 def test_gradients_of_what_it_cannot_take_are_left_to_warps() -> None:
     others = (
-        replace(BACKWARD, dim_v=512),
         replace(BACKWARD, seqlen_q=63, seqlen_k=63),
         replace(BACKWARD, alignment_bytes=2),
     )
     for problem in others:
         assert {selected.family for selected in H100().legal(problem)} == {"sm80"}
         assert H100().default(problem).kernel == "chunks_sm80"
-    deep = {
+
+
+def test_a_depth_beyond_256_is_for_two_warpgroups() -> None:
+    deep = replace(BACKWARD, dim_v=512)
+    reasons = {
         selected.reason
-        for selected in H100().candidates(others[0])
+        for selected in H100().candidates(deep)
         if isinstance(selected, Rejection) and selected.config["kernel"] == "chunks_backward_sm90"
     }
-    assert "dq: needs about 344 registers a thread, 1 CTAs of 1 warpgroups leave 240" in deep
+    assert "dq: needs about 344 registers a thread, 1 CTAs of 1 warpgroups leave 240" in reasons
+    knobs = [
+        selected.knobs
+        for selected in H100().legal(deep)
+        if isinstance(selected.knobs, ChunkwiseBackwardSm90Knobs)
+    ]
+    assert {selected.warpgroups for selected in knobs} == {2}
+    default = POLICY.default(deep)
+    shapes = shapes_of(default)
+    assert [shapes[name].slices for name in ("dq", "dk", "dv")] == [4, 4, 4]
+    assert [shapes[name].depth for name in ("dq", "dk", "dv")] == [512, 512, 256]
+    assert default.knobs in knobs
+    assert POLICY.default(replace(deep, dim_v=320)).kernel == "chunks_sm80"
 
 
-@pytest.mark.parametrize("dims", [(16, 16), (80, 96), (192, 128), (64, 256), (256, 256)])
+@pytest.mark.parametrize(
+    "dims", [(16, 16), (80, 96), (192, 128), (64, 256), (256, 256), (256, 384), (256, 512)]
+)
 def test_gradients_of_every_other_pair_of_head_dims_have_a_candidate(
     dims: tuple[int, int],
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -19,11 +17,10 @@ def predict(
     problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate's kernels; ``usages`` of its passes. States of super-chunks are counted with each."""
-    swapped = replace(problem, dim_qk=problem.dim_v, dim_v=problem.dim_qk)
-    across, along = (swapped, transposed(candidate)), (problem, candidate)
+    across = transposed(candidate)  # the problem's head dims are only ever multiplied or added
     passes = [
-        cost.predict(*of, spec, (usage,), fit)
-        for of, usage in zip((across, across, along), usages, strict=True)
+        cost.predict(problem, turned, spec, (usage,), fit)
+        for turned, usage in zip((across, across, candidate), usages, strict=True)
     ]
     auxiliary = engine.AuxiliaryWork()
     if problem.heads_q > problem.heads_kv:  # partial sums of dk and dv, written and read

@@ -10,6 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..chunks_sm80.space import ChunkPasses
+from ..chunks_sm90.resources import PART_DEPTH
 from ..chunks_sm90.space import MIN_TOKENS, WHOLE_TILES, suits_whole
 from ..shared.passes import first_legal, points_of
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
@@ -22,6 +23,8 @@ TILES = (
     (1, 1),
 )  # warpgroups and CTAs an SM, the first legal pair being the default's
 STAGES = (3, 2, 4)  # likewise
+# A depth in parts counts as 512: on an H200, a V of 320 takes as long as by warps, 384 and more are worth it untuned.
+MIN_IN_PARTS = 384
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Knobs | Rejection]:
@@ -37,12 +40,12 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Kn
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | None:
-    """The first legal point, with super-chunks that employ most SMs; None where there is none.
+    """The first legal point, with super-chunks that employ most SMs; None where there is none, or it does not pay.
 
     As in the forward direction, sequences stay whole where fewer columns a CTA employ enough SMs.
     """
     knobs = first_legal(problem, spec, _points(problem), passes_of)
-    if knobs is None:
+    if knobs is None or PART_DEPTH < problem.padded_dim_v < MIN_IN_PARTS:
         return None
     passes, width = ChunkPasses(problem, spec), _width(problem)
     size = passes.default_super_chunk(knobs.columns, width)
@@ -57,8 +60,11 @@ def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | No
 
 
 def _width(problem: Problem) -> int:
-    """Columns that the passes with the fewest have."""
-    return min(problem.padded_dim_qk, problem.padded_dim_v)
+    """Columns that the passes with the fewest CTAs have, each as many as the knobs say."""
+    halves = (
+        2 if problem.padded_dim_v > PART_DEPTH else 1
+    )  # in parts, CTAs of dq and dk have half of them
+    return min(halves * problem.padded_dim_qk, problem.padded_dim_v)
 
 
 def _points(problem: Problem) -> Iterator[ChunkwiseBackwardSm90Knobs]:

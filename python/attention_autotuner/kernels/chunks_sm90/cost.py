@@ -77,11 +77,11 @@ def _predict_pass(
     resident, rounds = placed.per_sm, placed.waves
     chunks = -(-min(stretches.stretch, stretches.tokens) // knobs.chunk)
     # Multiply-adds of a token: with K; and where there is an output, with the state, and scores with V.
-    macs = shape.depth * knobs.columns
-    fill = shape.depth + knobs.columns
+    macs = shape.depth * shape.columns
+    fill = shape.depth + shape.columns
     moved = problem.dim_qk + problem.dim_v  # of a token, through device memory
     if not stretches.states_only:
-        macs += shape.depth * (knobs.columns + knobs.chunk) + knobs.columns * knobs.chunk
+        macs += shape.depth * (shape.columns + knobs.chunk) + shape.columns * knobs.chunk
         fill += shape.depth
         moved *= 2
     tensor_clk = resident * 2 * knobs.chunk * macs / spec.wgmma_flops_per_clk_per_sm

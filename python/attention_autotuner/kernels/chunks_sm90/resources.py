@@ -17,6 +17,8 @@ from ..shared.super_chunks import SuperChunks
 from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
+PART_DEPTH = 256  # of a warpgroup, at most
+PIECE_COLUMNS, SLOTS = 128, 11  # of Q and K, where warpgroups have parts of the depth
 SCORE_STAGES = 2  # tiles of decayed scores
 OUTPUT_REGISTERS = 32  # of a thread
 TOKEN_REGISTERS = 16  # V's, transposed and decayed
@@ -35,20 +37,32 @@ class ChunkSm90Shape(Sm90Shape):
     knobs: ChunkwiseSm90Knobs
 
     @property
+    def depth_parts(self) -> int:
+        """Warpgroups that share columns, each with a part of the depth: of the backward pass only."""
+        return 2 if self.candidate.padded_dim_qk > PART_DEPTH and self.knobs.warpgroups == 2 else 1
+
+    @property
     def depth(self) -> int:
         """Columns of Q and K in the MMA."""
+        if self.depth_parts > 1:
+            return self.depth_parts * PART_DEPTH
         return sm90_tiles.whole_columns(self.candidate.padded_dim_qk)
+
+    @property
+    def columns(self) -> int:
+        """Columns of V that one CTA takes."""
+        return self.knobs.columns // self.depth_parts
 
     @property
     def slices(self) -> int:
         """CTAs that share a stretch."""
-        return -(-self.candidate.padded_dim_v // self.knobs.columns)
+        return -(-self.candidate.padded_dim_v // self.columns)
 
     @property
     def fragment_registers(self) -> int:
         """Registers that the fragments of a thread with a state take."""
         beside = OUTPUT_REGISTERS + TOKEN_REGISTERS + PACKED_REGISTERS
-        return self.depth // 2 + beside
+        return self.depth // self.depth_parts // 2 + beside
 
     @property
     def state_registers(self) -> int:
@@ -70,8 +84,11 @@ def shape_of(candidate: Candidate) -> ChunkSm90Shape:
 def smem_bytes(shape: ChunkSm90Shape) -> int:
     """Dynamic shared memory of one CTA, bytes; the pass for states of super-chunks has no more."""
     knobs = shape.knobs
-    stage = 2 * shape.depth + knobs.columns
-    columns = knobs.num_stages * stage + SCORE_STAGES * sm90_tiles.SWIZZLE_COLUMNS + knobs.columns
+    if shape.depth_parts > 1:  # slots, stages of V, scores, the output, and shares of it in fp32
+        columns = SLOTS * PIECE_COLUMNS + 6 * sm90_tiles.SWIZZLE_COLUMNS
+    else:
+        stage, scores = 2 * shape.depth + knobs.columns, SCORE_STAGES * sm90_tiles.SWIZZLE_COLUMNS
+        columns = knobs.num_stages * stage + scores + knobs.columns
     return (
         sm90_tiles.ALIGNMENT_BYTES
         + sm90_tiles.ELEMENT_BYTES * knobs.chunk * columns

@@ -191,18 +191,18 @@ struct ChunkGammaState : ChunkBackwardState<T> {
     for (int index = 0; index < this->count; ++index) {
       int const stage = Ring::stage(index), time = this->row(index) - start;
       this->z_ring().consumer_wait(index);
-      this->y_ring().consumer_wait(index);
+      this->wait_own_y(index);
 #pragma unroll
       for (int step = 0; step < Base::kSteps; ++step) {
         this->scale_tokens(tokens + 4 * step, stage, step, [&](float token) {
           return share(T::kReversed ? float(time + 1) + token : float(length - 1 - time) - token);
         });
-        this->issue_update(tokens + 4 * step, stage, step);
+        this->issue_update(tokens + 4 * step, index, step);
       }
       cute::warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(this->state);
-      this->warp_release(this->y_ring().empty(stage));
+      this->release_own_y(index);
       this->warp_release(this->z_ring().empty(stage));
     }
     float sum = 0.0f;

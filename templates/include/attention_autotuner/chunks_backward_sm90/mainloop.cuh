@@ -11,6 +11,7 @@
 #pragma once
 
 #include "attention_autotuner/chunks_backward_sm90/producer.cuh"
+#include "attention_autotuner/chunks_backward_sm90/state.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
@@ -24,112 +25,33 @@
 
 namespace attention_autotuner {
 
-// A warpgroup that has the state for 64 columns.
+// A warpgroup that has the state for 64 columns, or for a part of their depth.
 template <typename T>
-struct ChunkBackwardState : ChunkBackwardStages<T> {
-  using Base = ChunkBackwardStages<T>;
+struct ChunkBackwardState : ChunkBackwardRegisters<T> {
+  using Base = ChunkBackwardRegisters<T>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
-  using Base::batch;
   using Base::count;
-  using Base::head;
+  using Base::first_column;
+  using Base::group;
   using Base::log2_gamma;
-  using Base::unit;
+  using Base::own_piece;
+  using Base::part;
+  using Base::state;
+  using Base::state_scale;
   using Base::warp;
   using Base::warp_release;
   using typename Base::Ring;
-  using typename Base::ScoresRing;
-  static constexpr int kRegisters = T::kDepth / 2;
+  static constexpr int kPieceRegisters = Base::kRegisters / T::kPartPieces;
   static constexpr int kSteps = T::kChunk / kMmaDepth;
-  static constexpr bool kGuarded = std::is_same_v<Element, __half>;
-  static constexpr float kFreshScale = 4.0f;
-  static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
+  static constexpr int kPieceSlices = T::kDepthSlices / T::kPartPieces;
 
-  using Tokens = uint32_t[16];   // of Z, transposed, decayed
-  using Rounded = uint32_t[16];  // output
+  using Tokens = uint32_t[16];                                           // of Z, transposed, decayed
+  using Share = float[16];                                               // of the output, in parts
+  using Rounded = std::conditional_t<T::kInParts, Share, uint32_t[16]>;  // output, or what is kept of it
 
-  float state[kRegisters];  // over the scale
   float out[32];
-  float state_scale;
-
-  __device__ __forceinline__ static int group() { return thread_index() / kWarpgroupThreads - 1; }
-  __device__ __forceinline__ int first_column() const { return this->slice * T::kColumns + 64 * group(); }
-
-  // --- states --------------------------------------------------------------------------------------------------------
-
-  template <typename Visit>
-  __device__ __forceinline__ void visit_state(Visit&& visit) {
-    auto const& pass = arguments.pass;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) {
-      int const column = first_column() + 16 * warp() + lane_here() / 4 + i % 4 / 2 * 8;
-      int const depth = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
-      if (column < pass.columns && depth < pass.depth) {
-        visit(state[i], T::kTransposed ? column * pass.depth + depth : depth * pass.columns + column);
-      }
-    }
-  }
-  __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
-    auto const& pass = arguments.pass;
-    int64_t const sequence = int64_t(batch) * pass.heads.divisor + head;
-    return (sequence * slots + (slots > 1 ? slot : 0)) * pass.depth * pass.columns;
-  }
-  // Of the pieces of this super-chunk, the first in the pass's order.
-  __device__ __forceinline__ int first_slot() const {
-    auto const& pass = arguments.pass;
-    int const slot = this->super * pass.pieces;
-    return T::kReversed ? minimum(slot + pass.pieces, pass.first_slots) - 1 : slot;
-  }
-  __device__ __forceinline__ void load_state() {
-    state_scale = kFreshScale;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) state[i] = 0.0f;
-    auto const& pass = arguments.pass;
-    if (T::kStatesOnly || pass.first_states == nullptr) return;
-    float const* const source = pass.first_states + state_place(pass.first_slots, first_slot());
-    float const factor = 1.0f / (kFreshScale * unit);
-    visit_state([source, factor](float& value, int offset) { value = source[offset] * factor; });
-  }
-  __device__ __forceinline__ void store_state() {
-    auto const& pass = arguments.pass;
-    if (pass.last_states == nullptr) return;
-    float* const target = pass.last_states + state_place(pass.last_slots, this->super);
-    visit_state([target, this](float& value, int offset) { target[offset] = value * (state_scale * unit); });
-  }
-  __device__ __forceinline__ void scale_state(float factor) {
-    if (factor == 1.0f) return;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
-  }
-  // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
-  __device__ __forceinline__ float decay(int length) {
-    state_scale *= exp2f(log2_gamma * float(length));
-    if (state_scale >= 1.0f) return 1.0f;
-    float const taken = state_scale * (1.0f / kFreshScale);
-    state_scale = kFreshScale;
-    return taken;
-  }
-  // Raises the scale where the state might leave the range of fp16.
-  __device__ __forceinline__ void guard() {
-    float squares[4] = {};
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) squares[i % 4] = fmaf(state[i], state[i], squares[i % 4]);
-    float const sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();
-  }
-  // Makes the scale so great that the largest element of the warp's columns is about 2^8.
-  __device__ __forceinline__ void raise_scale() {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) largest = fmaxf(largest, fabsf(state[i]));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    // Within what a float's exponent spans, also where all is zero or not finite.
-    int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
-    scale_state(__int_as_float((127 - exponent) << 23));
-    state_scale *= __int_as_float((127 + exponent) << 23);
-  }
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
@@ -143,39 +65,48 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
     }
   }
   // out (+)= S^T X^T, of a slice of the depth.
-  __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int stage) {
+  __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int index) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
+    constexpr int kPieceSteps = T::kPieceDepth / kMmaDepth;
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      int const step = slice_of_depth * kSteps + i;
-      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
-      gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->x_tile(stage) + offset, 0), step > 0);
+      int const step = slice_of_depth * kSteps + i, here = step % kPieceSteps;
+      int const offset = here / kBlockSteps * T::kBlockBytes + here % kBlockSteps * kMmaDepth * 2;
+      uint32_t const x = this->x_piece(index, own_piece(step / kPieceSteps));
+      gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(x + offset, 0), step > 0);
     }
     cute::warpgroup_commit_batch();
   }
-  // out += Z^T P^T
+  // out += Z^T P^T; in parts, of a share of the tokens that are summed over.
   __device__ __forceinline__ void issue_scores(int stage, int index) {
-    uint32_t const z = this->z_tile(stage) + group() * T::kBlockBytes, p = this->scores_tile(index);
+    constexpr int kMySteps = kSteps / T::kDepthParts;
+    uint32_t const z =
+        this->z_tile(stage) + this->column_group() * T::kBlockBytes + part() * kMySteps * kMmaDepth * kSwizzleRowBytes;
+    uint32_t const p = this->scores_tile(index) + part() * kMySteps * kMmaDepth * 2;
     cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kChunk / kMmaDepth; ++step) {
+    for (int step = 0; step < kMySteps; ++step) {
       gemm_ss<Element, Major::MN>(out, make_smem_desc(z + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
                                   make_smem_desc(p + step * kMmaDepth * 2, 0), true);
     }
     cute::warpgroup_commit_batch();
   }
   // state += (decayed Z)^T Y, of a step's tokens.
-  __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
+  __device__ __forceinline__ void issue_update(uint32_t const* tokens, int index, int step) {
     cute::warpgroup_arrive();
-    gemm_rs<Element, Major::MN>(
-        state, tokens, make_smem_desc(this->y_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
+#pragma unroll
+    for (int piece = 0; piece < T::kPartPieces; ++piece) {
+      uint32_t const y = this->y_piece(index, own_piece(piece)) + step * kMmaDepth * kSwizzleRowBytes;
+      auto& columns = reinterpret_cast<float (&)[kPieceRegisters]>(state[piece * kPieceRegisters]);
+      gemm_rs<Element, Major::MN>(columns, tokens, make_smem_desc(y, T::kBlockBytes), true);
+    }
     cute::warpgroup_commit_batch();
   }
   // The A operand of the update: Z's tokens of a step times `factor` of their place in the chunk.
   template <typename Factor>
   __device__ __forceinline__ void scale_tokens(uint32_t* tokens, int stage, int step, Factor&& factor) const {
-    uint32_t const z = this->z_tile(stage) + group() * T::kBlockBytes;
+    uint32_t const z = this->z_tile(stage) + this->column_group() * T::kBlockBytes;
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(z, step * kMmaDepth + token, chunk, token & 7));
@@ -192,7 +123,7 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
   }
   // By gamma to the distance from where the pass leaves the chunk, over the scale.
   __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
-    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * unit);
+    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * this->unit);
     float const sign = T::kReversed ? log2_gamma : -log2_gamma;
     float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
     scale_tokens(tokens, stage, step, [&](float t) {  // tokens beyond the sequence count for nothing
@@ -243,20 +174,74 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
     fence_view_async_shared();
     named_barrier(1 + group(), kWarpgroupThreads);
     if (stores) {
-      tma_store(arguments.out.descriptor, tile, first_column(), this->row(index), head * arguments.out.head_step,
-                batch * arguments.out.batch_step);
+      tma_store(arguments.out.descriptor, tile, first_column(), this->row(index), this->head * arguments.out.head_step,
+                this->batch * arguments.out.batch_step);
+    }
+  }
+
+  // Parts of the depth make parts of the output, and each warpgroup adds those of half of the tokens: the others it
+  // passes to its partner, through shared memory and in fp32.
+  __device__ __forceinline__ uint32_t share_place(int of, int pair) const {
+    int const place = pair * kWarpgroupThreads + thread_index() % kWarpgroupThreads;
+    return this->smem + T::kShareOffset + of * T::kShareBytes + 8 * place;
+  }
+  __device__ __forceinline__ void pass_share(Share& kept) const {
+    bool const second = part() == 1;
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+      float2 const passed = second ? make_float2(out[i], out[i + 1]) : make_float2(out[16 + i], out[17 + i]);
+      store_shared_float2(share_place(part(), i / 2), passed);
+    }
+#pragma unroll
+    for (int i = 0; i < 16; ++i) kept[i] = second ? out[16 + i] : out[i];
+  }
+  // Both warpgroups wait for each other twice: until shares have been passed and the last output has been read, and
+  // until the output is stored and shares may be passed once more.
+  __device__ __forceinline__ void finish_output(Share const& kept, int index) const {
+    bool const stores = thread_index() == kWarpgroupThreads;
+    if (stores) tma_store_wait_read();
+    named_barrier(1, 2 * kWarpgroupThreads);
+    Share sum;
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+      float2 const taken = load_shared_float2(share_place(1 - part(), i / 2));
+      sum[i] = kept[i] + taken.x;
+      sum[i + 1] = kept[i + 1] + taken.y;
+    }
+    uint32_t const tile = this->smem + T::kOutOffset;
+    int const first = part() * T::kChunk / 2;
+    if (is_partial()) {
+      write_partial(sum, index, first);
+    } else {
+      int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
+      uint32_t const place = swizzled_address(tile, first + token, chunk, token & 7);
+#pragma unroll
+      for (int g = 0; g < 4; g += 2) {
+        uint32_t tiles[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tiles[i] = pack_pair<Element>(sum[4 * g + 2 * i], sum[4 * g + 2 * i + 1]);
+        store_matrix_x4_transposed(place + 8 * g * kSwizzleRowBytes, tiles);
+      }
+      fence_view_async_shared();
+    }
+    named_barrier(1, 2 * kWarpgroupThreads);
+    if (stores && !is_partial()) {
+      tma_store(arguments.out.descriptor, tile, first_column(), this->row(index), this->head * arguments.out.head_step,
+                this->batch * arguments.out.batch_step);
     }
   }
 
   __device__ __forceinline__ bool is_partial() const { return T::kReversed && arguments.pass.partial != nullptr; }
-  // Writes the output to the partial sums.
-  __device__ __forceinline__ void write_partial(int index) const {
+  // Writes the output to the partial sums, from a token on.
+  template <int Registers>
+  __device__ __forceinline__ void write_partial(float const (&out)[Registers], int index, int first = 0) const {
     auto const& pass = arguments.pass;
-    int const column = first_column() + 16 * warp() + lane_here() / 4, row = this->row(index) + 2 * (lane_here() & 3);
-    int64_t const first_row = (int64_t(batch) * pass.heads.divisor + head) * pass.seqlen + row;
+    int const column = first_column() + 16 * warp() + lane_here() / 4;
+    int const row = this->row(index) + first + 2 * (lane_here() & 3);
+    int64_t const first_row = (int64_t(this->batch) * pass.heads.divisor + this->head) * pass.seqlen + row;
     float* const target = pass.partial + first_row * pass.columns + column;
 #pragma unroll
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < Registers; ++i) {
       int const token = i / 4 * 8 + i % 2, further = i % 4 / 2 * 8;
       if (row + token < pass.seqlen && column + further < pass.columns) {
         target[int64_t(token) * pass.columns + further] = out[i];
@@ -269,90 +254,102 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
   // The state before a chunk, as far as its MMAs start with it. No MMA but those that end the last chunk may be in
   // flight.
   __device__ __forceinline__ void begin_chunk(Packed (&packed)[2]) {
-    if constexpr (kGuarded) guard();
+    this->guard();
     pack_slice(packed[0], 0);
     pack_slice(packed[1], 1);
   }
   __device__ __forceinline__ void run() {
-    load_state();
+    static_assert(!T::kInParts || kPieceSlices * T::kPackedRegisters * 4 == T::kPieceDepth);
+    this->load_state();
     Packed packed[2];
     Tokens tokens;
     Rounded rounded;
     begin_chunk(packed);
     for (int index = 0; index < count; ++index) {
       int const stage = Ring::stage(index), length = this->length(index);
-      this->x_ring().consumer_wait(index);
 #pragma unroll
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
+        if (slice_of_depth % kPieceSlices == 0) this->wait_x(index, own_piece(slice_of_depth / kPieceSlices));
         if (slice_of_depth > 1) {
           cute::warpgroup_wait<1>();
+          if (slice_of_depth > kPieceSlices && slice_of_depth % kPieceSlices == 1) {
+            this->release_x(index, own_piece(slice_of_depth / kPieceSlices - 1));
+          }
           fence_operands(packed[slice_of_depth % 2]);
           pack_slice(packed[slice_of_depth % 2], slice_of_depth);
         }
-        issue_slice(packed[slice_of_depth % 2], slice_of_depth, stage);
-        if (slice_of_depth == 1 && index > 0 && !is_partial()) store_output(rounded, index - 1);
+        issue_slice(packed[slice_of_depth % 2], slice_of_depth, index);
+        if (slice_of_depth == 1 && index > 0) end_output(rounded, index - 1);
       }
       cute::warpgroup_wait<1>();
       fence_operands(packed[0]);
-      float const scale = (T::kReversed ? 1.0f : arguments.pass.scale) * (state_scale * unit);
-      scale_state(decay(length));
+      float const scale = (T::kReversed ? 1.0f : arguments.pass.scale) * (state_scale * this->unit);
+      this->scale_state(this->decay(length));
       this->z_ring().consumer_wait(index);
-      this->y_ring().consumer_wait(index);
+      this->wait_own_y(index);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         prepare_tokens(tokens + 4 * step, stage, length, step);
-        issue_update(tokens + 4 * step, stage, step);
+        issue_update(tokens + 4 * step, index, step);
       }
       cute::warpgroup_wait<kSteps>();
       fence_operands(packed[1]);
       fence_accumulators(out);
-      warp_release(this->x_ring().empty(stage));
+      this->release_x(index, own_piece(T::kPartPieces - 1));
       scale_output(scale, length);
       this->scores_ring().consumer_wait(index);
       issue_scores(stage, index);
       cute::warpgroup_wait<1>();
       fence_operands(tokens);
       fence_accumulators(state);
-      warp_release(this->y_ring().empty(stage));
+      this->release_own_y(index);
       begin_chunk(packed);
       cute::warpgroup_wait<0>();
       fence_accumulators(out);
       warp_release(this->z_ring().empty(stage));
-      warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
-      if (is_partial()) {
-        write_partial(index);
+      warp_release(this->scores_ring().empty(Base::ScoresRing::stage(index)));
+      if constexpr (T::kInParts) {
+        pass_share(rounded);
+      } else if (is_partial()) {
+        write_partial(out, index);
       } else {
         pack_output(rounded);
       }
     }
-    if (!is_partial()) store_output(rounded, count - 1);
-    store_state();
+    end_output(rounded, count - 1);
+    this->store_state();
     if (thread_index() % kWarpgroupThreads == 0) tma_store_wait_read();
+  }
+  __device__ __forceinline__ void end_output(Rounded const& rounded, int index) const {
+    if constexpr (T::kInParts) {
+      finish_output(rounded, index);
+    } else if (!is_partial()) {
+      store_output(rounded, index);
+    }
   }
   // Without outputs, the next chunk's tokens are prepared while this one's are multiplied.
   __device__ __forceinline__ void run_states() {
-    load_state();
+    this->load_state();
     Tokens tokens, next;
     float taken = load_tokens(next, 0);
     for (int index = 0; index < count; ++index) {
-      int const stage = Ring::stage(index);
 #pragma unroll
       for (int i = 0; i < 16; ++i) tokens[i] = next[i];
-      scale_state(taken);
-      this->y_ring().consumer_wait(index);
+      this->scale_state(taken);
+      this->wait_own_y(index);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
+      for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, index, step);
       if (index + 1 < count) taken = load_tokens(next, index + 1);
       cute::warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
-      warp_release(this->y_ring().empty(stage));
+      this->release_own_y(index);
     }
-    store_state();
+    this->store_state();
   }
   __device__ __forceinline__ float load_tokens(Tokens& tokens, int index) {
     int const stage = Ring::stage(index), length = this->length(index);
-    float const taken = decay(length);
+    float const taken = this->decay(length);
     this->z_ring().consumer_wait(index);
     uint32_t seen = 0;  // something of every load
 #pragma unroll

@@ -70,30 +70,67 @@ struct ChunkBackwardStages {
 
   // --- stages --------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ uint32_t x_tile(int stage) const { return smem + stage * T::kStageBytes; }
+  __device__ __forceinline__ uint32_t x_tile(int stage) const {
+    return smem + T::kSlots * T::kPieceBytes + stage * T::kStageBytes;
+  }
   __device__ __forceinline__ uint32_t y_tile(int stage) const { return x_tile(stage) + T::kXBytes; }
-  __device__ __forceinline__ uint32_t z_tile(int stage) const { return y_tile(stage) + T::kYBytes; }
+  __device__ __forceinline__ uint32_t z_tile(int stage) const {
+    return T::kInParts ? x_tile(stage) : y_tile(stage) + T::kYBytes;
+  }
   __device__ __forceinline__ uint32_t scores_tile(int index) const {
     return smem + T::kScoresOffset + index % T::kScoreStages * T::kBlockBytes;
   }
 
   // Those of X, Y and Z, stage after stage, then those of the scores.
-  using Ring = BarrierRing<T::kStages, 3>;
+  using Ring = BarrierRing<T::kStages, T::kInParts ? 1 : 3>;
   using ScoresRing = BarrierRing<T::kScoreStages>;
   __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
   __device__ __forceinline__ Ring x_ring() const { return {barrier(0)}; }
   __device__ __forceinline__ Ring y_ring() const { return {barrier(2)}; }
-  __device__ __forceinline__ Ring z_ring() const { return {barrier(4)}; }
-  __device__ __forceinline__ ScoresRing scores_ring() const { return {barrier(6 * T::kStages)}; }
+  __device__ __forceinline__ Ring z_ring() const { return {barrier(T::kInParts ? 0 : 4)}; }
+  __device__ __forceinline__ ScoresRing scores_ring() const { return {barrier((T::kInParts ? 2 : 6) * T::kStages)}; }
+
+  // In parts, pieces of X and then of Y of a chunk take the slots of a ring, chunk after chunk.
+  using Slots = BarrierRing<maximum(T::kSlots, 1)>;
+  __device__ __forceinline__ Slots slots() const { return {barrier(2 * T::kStages + 2 * T::kScoreStages)}; }
+  __device__ __forceinline__ uint32_t slot_tile(int use) const { return smem + Slots::stage(use) * T::kPieceBytes; }
+  __device__ __forceinline__ static int x_use(int index, int piece) { return index * T::kUses + piece; }
+  __device__ __forceinline__ static int y_use(int index, int piece) {
+    return (index + 1) * T::kUses - T::kPieces + piece;
+  }
+
+  // Of a piece of X or Y: its tile, a wait until it has come, and its release; all of it is one piece but in parts.
+  __device__ __forceinline__ uint32_t x_piece(int index, int piece) const {
+    return T::kInParts ? slot_tile(x_use(index, piece)) : x_tile(Ring::stage(index));
+  }
+  __device__ __forceinline__ uint32_t y_piece(int index, int piece) const {
+    return T::kInParts ? slot_tile(y_use(index, piece)) : y_tile(Ring::stage(index));
+  }
+  __device__ __forceinline__ void wait_x(int index, int piece) const {
+    T::kInParts ? slots().consumer_wait(x_use(index, piece)) : x_ring().consumer_wait(index);
+  }
+  __device__ __forceinline__ void wait_y(int index, int piece) const {
+    T::kInParts ? slots().consumer_wait(y_use(index, piece)) : y_ring().consumer_wait(index);
+  }
+  __device__ __forceinline__ void release_x(int index, int piece) const {
+    warp_release(T::kInParts ? slots().empty(Slots::stage(x_use(index, piece))) : x_ring().empty(Ring::stage(index)));
+  }
+  __device__ __forceinline__ void release_y(int index, int piece) const {
+    warp_release(T::kInParts ? slots().empty(Slots::stage(y_use(index, piece))) : y_ring().empty(Ring::stage(index)));
+  }
 
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
 #pragma unroll
     for (int stage = 0; stage < T::kStages; ++stage) {
-      x_ring().init(stage, 1, kReaders + kMore);
-      y_ring().init(stage, 1, kReaders + kMore);
+      if constexpr (!T::kInParts) {
+        x_ring().init(stage, 1, kReaders + kMore);
+        y_ring().init(stage, 1, kReaders + kMore);
+      }
       z_ring().init(stage, 1, kReaders);
     }
+#pragma unroll
+    for (int slot = 0; slot < T::kSlots; ++slot) slots().init(slot, 1, kReaders / T::kDepthParts + kMore);
 #pragma unroll
     for (int stage = 0; stage < T::kScoreStages; ++stage) scores_ring().init(stage, 4, kReaders);
     fence_barrier_init();
@@ -136,6 +173,28 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
                                        batch);
   }
 
+  // By the producer thread, in parts: loads pieces from `loaded` on, up to a number of uses of the slots, each once its
+  // slot is empty; and Z before the first of Y.
+  __device__ __forceinline__ void load_pieces(int& loaded, int uses) const {
+    int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
+    int const x_head = T::kReversed ? kv_head : head, other_head = T::kReversed ? head : kv_head;
+    auto const& [x, y, z, out, pass] = arguments;
+    for (int const end = minimum(uses, count * T::kUses); loaded < end; ++loaded) {
+      int const index = loaded / T::kUses, use = loaded % T::kUses, piece = use % T::kPieces, row = this->row(index);
+      bool const is_y = use >= T::kUses - T::kPieces;
+      if (is_y && piece == 0) {
+        int const stage = Ring::stage(index);
+        this->z_ring().producer_acquire(index);
+        fill_stage<T::kChunk, T::kColumns>(this->z_tile(stage), z, this->z_ring().full(stage), row, column, other_head,
+                                           batch);
+      }
+      uint32_t const full = this->slots().full(Base::Slots::stage(loaded));
+      this->slots().producer_acquire(loaded);
+      fill_stage<T::kChunk, T::kPieceDepth>(this->slot_tile(loaded), is_y ? y : x, full, row, piece * T::kPieceDepth,
+                                            is_y ? other_head : x_head, batch);
+    }
+  }
+
   // Stores scores, scaled and decayed, to shared memory: 0 where the row does not see the column. Rounded once, at the
   // end: a score between tokens that do not see each other may be beyond the 16-bit type.
   __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
@@ -158,14 +217,14 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
     int const distance = T::kReversed ? -ahead : ahead;
     return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
   }
-  __device__ __forceinline__ void gemm_scores(float (&s)[32], int stage) const {
+  __device__ __forceinline__ void gemm_scores(float (&s)[32], int index, int piece) const {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
     cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+    for (int step = 0; step < T::kPieceDepth / kMmaDepth; ++step) {
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
-      gemm_ss<Element>(s, make_smem_desc(this->x_tile(stage) + offset, 0),
-                       make_smem_desc(this->y_tile(stage) + offset, 0), step > 0);
+      gemm_ss<Element>(s, make_smem_desc(this->x_piece(index, piece) + offset, 0),
+                       make_smem_desc(this->y_piece(index, piece) + offset, 0), step > 0 || piece > 0);
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<0>();
@@ -174,6 +233,10 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
 
   __device__ __forceinline__ void run() const {
     bool const loads = threadIdx.x == 0;
+    if constexpr (T::kInParts) {
+      run_in_parts(loads);
+      return;
+    }
     if (loads) {
       for (int index = 0; index < minimum(count, T::kStages); ++index) load(index);
     }
@@ -185,19 +248,46 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
     }
     __syncwarp();
     for (int index = 0; index < count; ++index) {
-      int const stage = Ring::stage(index);
-      this->x_ring().consumer_wait(index);
-      this->y_ring().consumer_wait(index);
       float s[32];
-      gemm_scores(s, stage);
-      this->warp_release(this->x_ring().empty(stage));
-      this->warp_release(this->y_ring().empty(stage));
-      this->scores_ring().producer_acquire(index);
-      store_scores(s, this->scores_tile(index));
-      fence_view_async_shared();
-      this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
+      score_piece(s, index, 0);
+      pass_scores(s, index);
       int const next = index - 1 + T::kStages;
       if (loads && index > 0 && next < count) load(next);
+      __syncwarp();
+    }
+  }
+  __device__ __forceinline__ void score_piece(float (&s)[32], int index, int piece) const {
+    this->wait_x(index, piece);
+    this->wait_y(index, piece);
+    gemm_scores(s, index, piece);
+    this->release_x(index, piece);
+    this->release_y(index, piece);
+  }
+  __device__ __forceinline__ void pass_scores(float const (&s)[32], int index) const {
+    this->scores_ring().producer_acquire(index);
+    store_scores(s, this->scores_tile(index));
+    fence_view_async_shared();
+    this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
+  }
+  // The producer thread may wait for a slot only where other warpgroups empty it without the scores to come: before the
+  // last piece of a chunk, slots of the chunk before; once its scores are stored, those of its X.
+  __device__ __forceinline__ void run_in_parts(bool loads) const {
+    int loaded = 0;
+    if (loads) load_pieces(loaded, T::kStatesOnly ? count * T::kUses : T::kSlots);
+    if constexpr (T::kStatesOnly) return;
+    __syncwarp();
+    for (int index = 0; index < count; ++index) {
+      float s[32];
+#pragma unroll
+      for (int piece = 0; piece < T::kPieces; ++piece) {
+        if (piece == T::kPieces - 1) {
+          if (loads) load_pieces(loaded, index * T::kUses + T::kSlots);
+          __syncwarp();
+        }
+        score_piece(s, index, piece);
+      }
+      pass_scores(s, index);
+      if (loads) load_pieces(loaded, index * T::kUses + T::kPieces + T::kSlots);
       __syncwarp();
     }
   }

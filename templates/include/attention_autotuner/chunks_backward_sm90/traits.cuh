@@ -30,8 +30,17 @@ struct ChunkBackwardTraits {
   static constexpr int kCtasPerSm = Config::kCtasPerSm;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros.
-  static constexpr int kDepth = divide_up(kTransposed ? Config::kPaddedDimV : Config::kPaddedDimQK, 64) * 64;
-  static constexpr int kColumns = 64 * kWarpgroups;
+  static constexpr int kTrueDepth = divide_up(kTransposed ? Config::kPaddedDimV : Config::kPaddedDimQK, 64) * 64;
+  // A depth beyond 256 is for two warpgroups, which then have the same 64 columns and half of the depth each; X and Y
+  // come in pieces of 128 columns.
+  static constexpr int kDepthParts = kTrueDepth > 256 && kWarpgroups == 2 ? 2 : 1;
+  static constexpr bool kInParts = kDepthParts > 1;
+  static constexpr int kDepth = kInParts ? 512 : kTrueDepth;
+  static constexpr int kPartDepth = kDepth / kDepthParts;
+  static constexpr int kPieces = kInParts ? 4 : 1;
+  static constexpr int kPartPieces = kPieces / kDepthParts;
+  static constexpr int kPieceDepth = kDepth / kPieces;
+  static constexpr int kColumns = 64 * kWarpgroups / kDepthParts;
   static constexpr int kSlices = divide_up(kTransposed ? Config::kPaddedDimQK : Config::kPaddedDimV, kColumns);
 
   static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
@@ -48,9 +57,9 @@ struct ChunkBackwardTraits {
   static constexpr int kLaunchRegisters = minimum(65536 / (kThreads * kCtasPerSm) / 8 * 8, 248);
   static constexpr int kPool = kLaunchRegisters * (1 + kWarpgroups);
   static constexpr int kPackedRegisters = 8;  // of a slice of the state, rounded
-  static constexpr int kDepthSlices = kDepth / 4 / kPackedRegisters;
+  static constexpr int kDepthSlices = kPartDepth / 4 / kPackedRegisters;
   // The state, the output, the tokens of Z, and a slice that MMAs still read.
-  static constexpr int kFragmentRegisters = kDepth / 2 + 32 + 16 + kPackedRegisters;
+  static constexpr int kFragmentRegisters = kPartDepth / 2 + 32 + 16 + kPackedRegisters;
   static constexpr int kRegistersBesideFragments = 32;
   static constexpr int kAmpleRegisters = kFragmentRegisters + 48;
   static constexpr int kScoreRegisters = kPool - kWarpgroups * kAmpleRegisters >= 80 ? 80 : 72;
@@ -60,17 +69,26 @@ struct ChunkBackwardTraits {
 
   // Stages of X, Y and Z, then two of decayed scores, the output of each warpgroup, and barriers; all tiles at
   // multiples of 1024 bytes. Without X, scores and outputs, as many stages of Y and Z as that holds, up to four.
+  // In parts: slots for pieces of X and Y, stages of Z, scores, the output, and what warpgroups exchange of it.
   static constexpr int kBlockBytes = kChunk * 128;  // of 64 columns
   static constexpr int kYBytes = kChunk * kDepth * 2;
-  static constexpr int kZBytes = kWarpgroups * kBlockBytes;
+  static constexpr int kZBytes = kColumns / 64 * kBlockBytes;
   static constexpr int kXBytes = kStatesOnly ? 0 : kYBytes;
-  static constexpr int kStageBytes = kXBytes + kYBytes + kZBytes;
-  static constexpr int kScoreStages = 2;
-  static constexpr int kScoresOffset = Config::kNumStages * (2 * kYBytes + kZBytes);
+  static constexpr int kPieceBytes = kChunk * kPieceDepth * 2;
+  static constexpr int kSlots = kInParts ? 11 : 0;
+  static constexpr int kUses = (kStatesOnly ? 1 : 2) * kPieces;  // of slots, in a chunk
+  static constexpr int kStageBytes = kInParts ? kZBytes : kXBytes + kYBytes + kZBytes;
+  static constexpr int kScoreStages = kInParts ? 1 : 2;
+  static constexpr int kScoresOffset =
+      kInParts ? kSlots * kPieceBytes + 2 * kZBytes : Config::kNumStages * (2 * kYBytes + kZBytes);
   static constexpr int kOutOffset = kScoresOffset + kScoreStages * kBlockBytes;
-  static constexpr int kBarrierOffset = kOutOffset + kWarpgroups * kBlockBytes;
-  static constexpr int kStages = kStatesOnly ? minimum(kBarrierOffset / kStageBytes, 4) : Config::kNumStages;
-  static constexpr int kBarriers = 6 * kStages + 2 * kScoreStages;
+  static constexpr int kShareOffset = kOutOffset + kZBytes;
+  static constexpr int kShareBytes = kInParts ? kBlockBytes : 0;  // half of the output, in fp32
+  static constexpr int kBarrierOffset = kShareOffset + kDepthParts * kShareBytes;
+  static constexpr int kStages = kInParts      ? (kStatesOnly ? 4 : 2)
+                                 : kStatesOnly ? minimum(kBarrierOffset / kStageBytes, 4)
+                                               : Config::kNumStages;
+  static constexpr int kBarriers = (kInParts ? 2 : 6) * kStages + 2 * kScoreStages + 2 * kSlots;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 256;
   static_assert(Config::kNumStages > 4 || 8 * kBarriers <= 256, "barriers_fit");
