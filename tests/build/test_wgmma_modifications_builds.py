@@ -56,6 +56,13 @@ TWO = AttentionBackwardSm90Knobs(
 SHARED = replace(
     TWO, keys=BackwardPassSm90(block_columns=48, issue_order="both_ahead", shared_rows=True)
 )
+BY_TURNS = replace(
+    FUSED,
+    keys=replace(KEYS, issue_order="by_turns"),
+    dq_share=DqShareSm90(dq_by="keys", dq_add="bulk"),
+    early_launches=True,
+    gathered_stores=True,
+)
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
     "exact_flat": replace(FORWARD, mainloop="overlap_flat", optimistic=False),
@@ -63,10 +70,11 @@ KNOBS: dict[str, Any] = {
     "strict": replace(FORWARD, mainloop="strict", q_stages=1),
     "stream": STREAM,
     "fused": FUSED,
+    "by_turns": BY_TURNS,
     "two_pass": TWO,
     "shared": SHARED,
 }
-BACKWARD = ("fused", "two_pass", "shared")
+BACKWARD = ("fused", "by_turns", "two_pass", "shared")
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
 WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
 CAPPED = {**WINDOWED, "modifications": ("softcap", "bias_table")}

@@ -258,7 +258,7 @@ def test_ids_and_prefixes_reach_the_params(
     [
         ("forward", 128, "g3n64_serial_optimistic_turns"),
         ("forward", 64, "g4n64_serial_optimistic_turns"),
-        ("backward", 128, "a3x2_keys2bulk_lpt_early_gathered"),
+        ("backward", 128, "t3x2_keys2bulk_lpt_early_gathered"),
         ("backward", 64, "own2bulk_lpt_early_gathered"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
+from ...core.modifications import SPANS, WINDOW
 from ...core.problem import NO_WINDOW, Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
@@ -109,8 +110,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
 
     None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
     determinism, that has a pass over queries: no CTA waits for another. Blocks of unequal length, or of few steps, take
-    the shorter steps, and those that are both no turns: on an H200 they were 2 % slower there at 512 tokens. With
-    modifications there are none either: no GPU has run them by turns yet.
+    the shorter steps, and those that are both no turns: on an H200 they were 2 % slower there at 512 tokens. Where
+    scores are changed there are none either, nor in packed sequences: no GPU has run these by turns yet.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or problem.mask == "explicit":
@@ -125,7 +126,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     elif uneven or modified or not long:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
-    fused = WITHOUT_TURNS if modified or (uneven and not long) else FEEDS
+    changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
+    few_steps = (uneven or modified) and not long
+    fused = WITHOUT_TURNS if changed or few_steps else FEEDS
     points = partial(
         _points, problem, space, spec, fused
     )  # made one by one, as the first legal one ends it
@@ -133,8 +136,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     if first is None or not short:
         return first
     # A block of keys has few steps there, so that what it costs beside them counts. On an H200, fp16, d128, 16k causal
-    # with a window of 1024: 879 us against 924; with documents of 1024, 701 against 735, and at 4k, batch 4, 682
-    # against 716.
+    # with a window of 1024: 879 us against 924, by turns 874 against 921; with documents of 1024, 701 against 735, and
+    # at 4k, batch 4, 682 against 716.
     better = replace(first, early_launches=True, gathered_stores=True)
     return better if better in points() else first
 
