@@ -36,10 +36,10 @@ PROBLEMS = {
     ),
     "retention": (
         Problem(
-            op="retention", causal=True, batch=8, heads_q=8, heads_kv=8, seqlen_q=2048, seqlen_k=2048, dim_qk=256,
+            op="retention", causal=True, batch=64, heads_q=8, heads_kv=8, seqlen_q=16, seqlen_k=16, dim_qk=256,
             dim_v=512,
         ),
-        "--op retention --causal --batch 8 --heads 8 --seqlen 2048 --dim-qk 256 --dim-v 512",
+        "--op retention --causal --batch 64 --heads 8 --seqlen 16 --dim-qk 256 --dim-v 512",
     ),
 }  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from statistics import geometric_mean
 
 import pytest
 
@@ -97,7 +96,12 @@ def test_the_chinese_one_has_no_space_or_line_break_inside_a_sentence() -> None:
 # --- results --------------------------------------------------------------------------------------
 
 
-SHORT = ("d128_causal_512 ", "d256_causal_512 ")
+def least(suite: str, ratio: str) -> tuple[float, str]:
+    """The case in which ours is slowest beside a baseline: its ratio and its key."""
+    rows = result(suite)["rows"]
+    return min(
+        (row["ratios"][ratio]["ratio"], row["key"]) for row in rows if ratio in row["ratios"]
+    )
 
 
 def test_the_figures_above_are_those_of_the_results() -> None:
@@ -106,22 +110,20 @@ def test_the_figures_above_are_those_of_the_results() -> None:
     names = ("sdpa_cudnn", "sdpa_flash")
     backward = [summary("attention_backward", name, "backward")[0] for name in names]
     retention = summary("retention", "fla", "forward")[0]
-    rows = result("attention_backward")["rows"]
-    ratios = {row["key"]: row["ratios"]["sdpa_cudnn backward"]["ratio"] for row in rows}
-    losses = (
-        geometric_mean([ratio for key, ratio in ratios.items() if key.startswith(SHORT)]),
-        min(ratios.values()),
-    )
+    loss, key = least("attention_backward", "sdpa_cudnn backward")
+    assert key.startswith("d128_causal_512 ")
+    features = ("score_modifications", "packed_sequences")
+    other = min(least(suite, "flash_attn_4 backward")[0] for suite in features)
     cudnn, four, two = forward
     for sentence in (
         f"forward {cudnn:.2f}x cuDNN, {four:.2f}x flash-attn 4 and {two:.2f}x FlashAttention-2",
         f"backward {backward[0]:.2f}x cuDNN and {backward[1]:.2f}x FlashAttention-2;",
         f"retention {retention:.2f}x fla.",
-        f"at 512 causal tokens and head dims of 128 and more, where ours has {losses[0]:.2f} of its "
-        f"speed, at worst {losses[1]:.2f}:",
+        f"at 512 tokens and a head dim of 128, where ours has {loss:.2f} of its speed",
+        f"flash-attn 4's with windows and packed sequences ({other:.2f}):",
     ):
         assert sentence in text_of(ENGLISH)
-    expected = [f"{mean:.2f}" for mean in (*forward, *backward, retention, *losses)]
+    expected = [f"{figure:.2f}" for figure in (*forward, *backward, retention, loss, other)]
     head = text_of(CHINESE).split("\n## ", 1)[0]
     assert [figure for figure in FIGURES.findall(head) if "." in figure] == expected
 

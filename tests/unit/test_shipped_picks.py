@@ -109,7 +109,7 @@ def test_a_moved_header_leaves_every_pick_valid(headers: Path) -> None:
 
 
 def test_a_change_of_one_kernel_asks_for_that_kernel_alone(headers: Path) -> None:
-    name = "chunks_sm90/mainloop.cuh"
+    name = "scores_backward_sm90/mainloop.cuh"
     path = headers / "attention_autotuner" / name
     path.write_text(
         path.read_text(encoding="utf-8") + "\nstatic constexpr int kMore = 1;\n", "utf-8"
@@ -118,7 +118,7 @@ def test_a_change_of_one_kernel_asks_for_that_kernel_alone(headers: Path) -> Non
     lost = {item.candidate.kernel for item in records} - {
         item.candidate.kernel for item in holding(records, headers)
     }
-    assert lost == {"chunks_sm90"}
+    assert lost == {"scores_backward_sm90"}
     kept = {item.problem for item in holding(records, headers)}
     for record in records:
         uses = f"attention_autotuner/{name}" in include_closure(render(record.candidate).text)

@@ -136,8 +136,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     if first is None or not short:
         return first
     # A block of keys has few steps there, so that what it costs beside them counts. On an H200, fp16, d128, 16k causal
-    # with a window of 1024: 879 us against 924, by turns 874 against 921; with documents of 1024, 701 against 735, and
-    # at 4k, batch 4, 682 against 716.
+    # with a window of 1024: 879 us against 924; with documents of 1024, 701 against 735, and at 4k, batch 4, 682
+    # against 716. By turns, both with these two: 874 against 921 with the window, and 981 against 1000 in another race.
     better = replace(first, early_launches=True, gathered_stores=True)
     return better if better in points() else first
 

@@ -2,8 +2,8 @@
 //
 // Ids of documents never decrease. So what a row sees is a span, as in a window, and neither its begin nor its end lies
 // before that of the row before: kernels tell by the first and the last row of a tile which tiles they skip, and which
-// ones need no mask. A kernel of its own finds all spans first, by a search of the ids; they are of a row each, not of a
-// pair.
+// ones need no mask. A kernel of its own finds all spans first, by a search of the ids; they are of a row each, not of
+// a pair.
 #pragma once
 
 #include <cstdint>
