@@ -7,10 +7,10 @@ problem that pads to them. Which candidates are legal on which GPU is for their 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
-from .identity import LATER, values_of
+from .identity import LATER, plain, values_of
 from .modifications import in_order
 from .problem import Direction, DType, Form, Mask, Op, Operands, Problem, Score, score_of
 
@@ -80,14 +80,19 @@ class Rejection:
     """A candidate, or a pass that candidates would share, that a policy will not offer.
 
     Attributes:
-        config: the candidate's fields, of its knobs those that the rule is about.
+        rejected: the candidate, or of what candidates would share the fields, with the knobs that the rule is about.
         predicate: the name of the rule that said no.
         reason: the constraint with the values that broke it.
     """
 
-    config: dict[str, Any]
+    rejected: Candidate | dict[str, Any]
     predicate: str
     reason: str
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The fields of what was rejected, as JSON-ready values."""
+        return self.rejected.config if isinstance(self.rejected, Candidate) else self.rejected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +223,7 @@ class Candidate:
     def config(self) -> dict[str, Any]:
         """The kernel's name, its family and all fields, as JSON-ready values; the knobs are nested."""
         named = {"kernel": self.kernel, "family": self.family}
-        return named | values_of(self) | {"knobs": asdict(self.knobs)}
+        return named | values_of(self) | {"knobs": plain(self.knobs)}
 
 
 def knobs_as(kind: type[K]) -> Callable[[Candidate], K]:
@@ -259,4 +264,4 @@ def rejected(
         violation: the rule's name and its reason.
     """
     config = {"kernel": kind.kernel, "family": kind.family} | fields_of(problem) | {"knobs": knobs}
-    return Rejection(config=config, predicate=violation[0], reason=violation[1])
+    return Rejection(rejected=config, predicate=violation[0], reason=violation[1])

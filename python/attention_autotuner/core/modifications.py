@@ -29,7 +29,8 @@ def in_order(names: Iterable[str], known: tuple[str, ...] = COMPILED) -> tuple[s
     Raises:
         UnsupportedProblemError: there is no such modification.
     """
-    present = set(names)
+    if not (present := set(names)):
+        return ()
     for name in sorted(present - set(known)):
         raise UnsupportedProblemError(f"modifications must be of {known}, got {name!r}")
     return tuple(name for name in known if name in present)

@@ -1,6 +1,7 @@
 // Fibers, the scheduler and gatherings of threads; see machine.h.
 #include "machine.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -307,7 +308,7 @@ Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<vo
   Rendezvous& gathering = self.cta->warps[size_t(self.linear / 32)].gathering(mask);
   if (gathering.arrived == 0) {
     gathering.what = what;
-  } else if (std::strcmp(gathering.what, what) != 0) {
+  } else if (gathering.what != what && std::strcmp(gathering.what, what) != 0) {
     fault("lanes of a warp part: one is at %s, others at %s", what, gathering.what);
   }
   uint64_t const generation = gathering.generation;
@@ -394,6 +395,9 @@ void wait_in_cluster() {
 }
 
 int run(Launch const& launch) {
+  // What a CTA takes is given back to the next one, not to the system, which would clear every page again.
+  static bool const kept = mallopt(M_MMAP_THRESHOLD, 64 << 20) != 0 && mallopt(M_TRIM_THRESHOLD, 512 << 20) != 0;
+  if (!kept) std::abort();
   launched = &launch;
   grid_size = launch.grid;
   block_size = launch.block;

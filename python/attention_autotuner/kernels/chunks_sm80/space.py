@@ -6,13 +6,14 @@ Passes are checked one by one and then combined. Of those that a combination has
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import log2
 
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, register_cap
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection, rejected
+from ...core.identity import plain
 from ...core.problem import Problem
 from ..shared.forms import default_form, forms
 from ..shared.rules import MAX_STATE_REGISTERS, Violation
@@ -198,7 +199,7 @@ class ChunkPasses:
             rejected(
                 self._problem,
                 ChunksKnobs,
-                {"chunk": shape.chunk, shape.name: asdict(shape.knobs)},
+                {"chunk": shape.chunk, shape.name: plain(shape.knobs)},
                 violation,
             )
             for shape, violation in dict.fromkeys(self.rejected)

@@ -8,7 +8,7 @@ first value of every knob, by the number of steps that they are away from it (:f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_TYPICAL, register_cap
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection, rejected
+from ...core.identity import plain
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.rules import Violation
@@ -97,7 +98,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejecti
             yield BackwardKnobs(plan="three_kernels", dq=dq, dk=dk, dv=dv, cta_order=order)
     for shape, violation in passes.rejected:
         plan = {"plan": "one_pass"} if isinstance(shape, KeyShape) and shape.one_pass else {}
-        yield rejected(problem, BackwardKnobs, plan | {shape.name: asdict(shape.knobs)}, violation)
+        yield rejected(problem, BackwardKnobs, plan | {shape.name: plain(shape.knobs)}, violation)
 
 
 class Passes:

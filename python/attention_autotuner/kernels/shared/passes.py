@@ -123,7 +123,7 @@ def rejection_of(candidate: Candidate, violation: Violation | None) -> Rejection
     """A candidate's rejection for a rule that it breaks; None where it breaks none."""
     if violation is None:
         return None
-    return Rejection(config=candidate.config, predicate=violation[0], reason=violation[1])
+    return Rejection(rejected=candidate, predicate=violation[0], reason=violation[1])
 
 
 def points_of(
