@@ -14,7 +14,9 @@ BEGIN, END = "<!-- results -->", "<!-- /results -->"
 WORDS = json.loads(Path(__file__).with_name("readme.json").read_text(encoding="utf-8"))
 SUBJECTS, CAPTIONS = WORDS["subjects"], WORDS["captions"]  # suites in the order of the table
 ENGLISH, CHINESE = WORDS["english"], WORDS["chinese"]
-APART = ("head_dims", "decode")  # suites whose baselines stand beside those of the operation's grid
+# Suites whose baselines stand beside those of the operation's grid.
+APART = ("head_dims", "decode", "score_modifications", "flex_attention", "packed_sequences")
+OWN = ("plain", "equal_lengths")  # baselines that are this package, too
 HEADINGS = ("operation", "direction", "compared with", "shapes", "geometric mean", "least")
 
 
@@ -35,8 +37,10 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
             baseline, _, mode = name.partition(" ")
             title = document["baselines"].get(baseline)
             stepped = mode == "backward" and f"{baseline} step" in document["summary"]
-            other = title is None or (
-                suite == "models" and baseline in ("fla", "compiled", "eager")
+            other = (
+                title is None
+                or baseline in OWN
+                or (suite == "models" and baseline in ("fla", "compiled", "eager"))
             )
             if other or stepped or mode == "autograd" or (operation, baseline, mode) in rows:
                 continue
