@@ -35,8 +35,6 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
     # As wide as `make tune` begins takes four minutes of two cores, of which the forward kernels are most. Where the
     # first of them spills, as on A100, the search widens.
     monkeypatch.setitem(main_job.WIDTHS, "forward", (1, 4, *main_job.WIDTHS["forward"]))
-    # Small steps of the other operations for one of their two: other tests build these for the other.
-    monkeypatch.setattr(main_job, "SMALL_ARCHITECTURES", SMALL_ARCHITECTURES[-1:])
     with settings.override(cache_dir=tmp_path):
         status = main(["tune", "--all", "--json"])
         said = json.loads(capsys.readouterr().out)
@@ -52,7 +50,7 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
         }
         for op, rows_of_op in by_op.items():
             architectures = (
-                ("A100", *SMALL_ARCHITECTURES) if op == "attention" else SMALL_ARCHITECTURES[-1:]
+                ("A100", *SMALL_ARCHITECTURES) if op == "attention" else SMALL_ARCHITECTURES
             )
             assert [(result["arch"], result["direction"]) for result in rows_of_op] == [
                 (arch, direction) for arch in architectures for direction in ("forward", "backward")

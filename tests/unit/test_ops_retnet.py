@@ -293,7 +293,7 @@ WEIGHTS = ["mask", "tensor", "numbers", "usual"]
         ("mask", True, (0.5, True, True, None, False)),
         ("mask", False, (1.0, False, False, None, False)),
         ("tensor", True, (1.0, False, True, 2.0, True)),
-        ("numbers", False, (1.0, False, True, None, False)),
+        ("numbers", True, (1.0, False, True, None, False)),
         ("usual", False, (1.0, False, True, 2.0, True)),
     ],
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
-from ..core.identity import digest16, is_later, is_later_word
+from ..core.identity import digest16, is_later, is_later_word, plain
 from ..core.problem import operations
 from .registry import KERNELS
 
@@ -121,7 +121,7 @@ def reworded(value: Any, words: Mapping[str, str]) -> Any:
 
 def encode(knobs: KernelKnobs) -> dict[str, Any]:
     """Knobs as JSON-ready values: ``kernel``, and ``knobs`` by name, nested ones nested and absent ones None."""
-    return {"kernel": knobs.kernel, "knobs": asdict(cast("Any", knobs))}
+    return {"kernel": knobs.kernel, "knobs": plain(knobs)}
 
 
 RENAMED_FIELDS = {"class_qk": "padded_dim_qk", "class_v": "padded_dim_v"}
