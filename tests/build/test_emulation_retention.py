@@ -47,8 +47,8 @@ MUTANTS = {
     ),
     "y_released_early": (
         MAINLOOP,
-        "cute::warpgroup_wait<1>();\n      fence_operands(tokens);",
-        "this->release_own_y(index); cute::warpgroup_wait<1>(); fence_operands(tokens);",
+        "warpgroup_wait<1>();\n      fence_operands(tokens);",
+        "this->release_own_y(index); warpgroup_wait<1>(); fence_operands(tokens);",
     ),
     "gamma_without_the_state": (
         GAMMA,

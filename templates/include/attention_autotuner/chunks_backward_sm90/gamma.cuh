@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(T::kThreads)
         copy(stage + Tile::kBytes, v, arguments.v.stride_row, key0, column, arguments.dim_v);
       }
     }
-    cute::cp_async_fence();
+    cp_async_fence();
   };
   LaneRow const at_a = lane_row_a(lane), at_b = lane_row_b(lane);
   float const log2_gamma = arguments.log2_gamma[head];
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(T::kThreads)
 #pragma unroll
   for (int step = 0; step < T::kStages - 1; ++step) fetch(step);
   for (int step = 0; step < count; ++step) {
-    cute::cp_async_wait<T::kStages - 2>();
+    cp_async_wait<T::kStages - 2>();
     __syncthreads();
     fetch(step + T::kStages - 1);
     uint32_t const stage = smem + step % T::kStages * 2 * Tile::kBytes;
@@ -199,7 +199,7 @@ struct ChunkGammaState : ChunkBackwardState<T> {
         });
         this->issue_update(tokens + 4 * step, index, step);
       }
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(this->state);
       this->release_own_y(index);

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(T::kThreads)
         copy(stage + Tile::kBytes, v, arguments.v.stride_row, key0, column, arguments.dim_v);
       }
     }
-    cute::cp_async_fence();
+    cp_async_fence();
   };
   LaneRow const at_a = lane_row_a(lane), at_b = lane_row_b(lane);
   float const log2_gamma = arguments.log2_gamma[head];
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(T::kThreads)
 #pragma unroll
   for (int step = 0; step < T::kStages - 1; ++step) fetch(step);
   for (int step = 0; step < count; ++step) {
-    cute::cp_async_wait<T::kStages - 2>();
+    cp_async_wait<T::kStages - 2>();
     __syncthreads();
     fetch(step + T::kStages - 1);
     uint32_t const stage = smem + step % T::kStages * 2 * Tile::kBytes;
@@ -212,7 +212,7 @@ struct GammaWarp : ChunkWarp<T, true> {
                     this->z() + (tensor_row + CopyZ::row(thread)) * arguments.z.stride_row + CopyZ::column(thread),
                     arguments.z.stride_row, rows, arguments.columns - this->slice * T::kColumns);
       }
-      cute::cp_async_fence();
+      cp_async_fence();
     };
     fetch(this->first, 0);
     clear(this->state);
@@ -224,7 +224,7 @@ struct GammaWarp : ChunkWarp<T, true> {
     for (int chunk = this->first; chunk < this->end; ++chunk) {
       int const stage = (chunk - this->first) % kStages, time = chunk * T::kChunk - start;
       if constexpr (kStages == 2) fetch(chunk + 1, 1 - stage);
-      cute::cp_async_wait<kStages - 1>();
+      cp_async_wait<kStages - 1>();
       __syncthreads();
       this->add_tokens(smem + stage * T::kStageBytes, [&](float token) {
         return share(T::kReversed ? float(time + 1) + token : float(length - 1 - time) - token);

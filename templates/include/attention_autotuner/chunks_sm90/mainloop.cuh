@@ -144,32 +144,32 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
   // out (+)= S^T Q^T, of a slice of the depth.
   __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int stage) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       int const step = slice_of_depth * kSteps + i;
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
       gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->q_tile(stage) + offset, 0), step > 0);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // out += V^T P^T
   __device__ __forceinline__ void issue_scores(int stage, int index) {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes, p = this->scores_tile(index);
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kChunk / kMmaDepth; ++step) {
       gemm_ss<Element, Major::MN>(out, make_smem_desc(v + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
                                   make_smem_desc(p + step * kMmaDepth * 2, 0), true);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // state += (decayed V)^T K, of a step's tokens.
   __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
     gemm_rs<Element, Major::MN>(
         state, tokens, make_smem_desc(this->k_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
   // scale.
@@ -257,7 +257,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 #pragma unroll
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
         if (slice_of_depth > 1) {
-          cute::warpgroup_wait<1>();
+          warpgroup_wait<1>();
           fence_operands(packed[slice_of_depth % 2]);
           pack_slice(packed[slice_of_depth % 2], slice_of_depth);
         }
@@ -269,14 +269,14 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
         }
       }
       if constexpr (T::kDepthSlices <= 2) {  // without, the compiler waits where the state is scaled
-        cute::warpgroup_wait<1>();
+        warpgroup_wait<1>();
         fence_operands(packed[0]);
       }
       scale_state(taken);
       this->k_ring().consumer_wait(index);
 #pragma unroll
       for (int step = 0; step < kEarlySteps; ++step) issue_update(tokens + 4 * step, stage, step);
-      cute::warpgroup_wait<kEarlySteps>();
+      warpgroup_wait<kEarlySteps>();
       fence_operands(packed[0]);
       fence_operands(packed[1]);
       fence_accumulators(out);
@@ -286,12 +286,12 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
       issue_scores(stage, index);
 #pragma unroll
       for (int step = kEarlySteps; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
-      cute::warpgroup_wait<kSteps - kEarlySteps>();
+      warpgroup_wait<kSteps - kEarlySteps>();
       fence_accumulators(out);
       warp_release(this->v_ring().empty(stage));
       warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
       store_output(index);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
       warp_release(this->k_ring().empty(stage));
@@ -314,7 +314,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
       if (index + 1 < count) taken = load_tokens(next, index + 1);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
       warp_release(this->k_ring().empty(stage));
