@@ -21,7 +21,7 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "chunks_backward_sm90/mainloop.cuh"
 PRODUCER = "chunks_backward_sm90/producer.cuh"
-STATE = "chunks_backward_sm90/state.cuh"
+STATE = "sm90/scaled_state.cuh"
 GAMMA = "chunks_backward_sm90/gamma.cuh"
 MUTANTS = {
     "walks_forward": (

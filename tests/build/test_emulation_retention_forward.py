@@ -43,7 +43,7 @@ MUTANTS = {
         "      for (int step = 0; step < kEarlySteps; ++step) issue_update(tokens + 4 * step, stage, step);",
     ),
     "scale_never_raised": (
-        MAINLOOP,
+        "sm90/scaled_state.cuh",
         "if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();",
         "",
     ),

@@ -21,6 +21,7 @@
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/scaled_state.cuh"
 #include "attention_autotuner/sm90/stmatrix.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
@@ -30,31 +31,33 @@ namespace attention_autotuner {
 
 // A warpgroup that has the state for 64 columns.
 template <typename T>
-struct StateWarpgroup : ChunkSm90Stages<T> {
-  using Base = ChunkSm90Stages<T>;
+struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2> {
+  using Base = ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
   using Base::batch;
   using Base::count;
+  using Base::decay;
+  using Base::guard;
   using Base::head;
+  using Base::kFreshScale;
+  using Base::kRegisters;
   using Base::log2_gamma;
+  using Base::scale_state;
+  using Base::state;
+  using Base::state_place;
+  using Base::state_scale;
   using Base::warp;
   using Base::warp_release;
   using typename Base::Ring;
   using typename Base::ScoresRing;
-  static constexpr int kRegisters = T::kDepth / 2;
   static constexpr int kSteps = T::kChunk / kMmaDepth;
   static constexpr int kEarlySteps = T::kDepthSlices < 8 ? 1 : 2;  // of the update, before the scores' MMAs
-  static constexpr bool kGuarded = std::is_same_v<Element, __half>;
-  static constexpr float kFreshScale = 4.0f;
-  static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
 
   using Tokens = uint32_t[16];  // of V, transposed, decayed
 
-  float state[kRegisters];  // over the scale
   float out[32];
-  float state_scale;
 
   // The slice of the depth under whose MMAs a step's tokens are prepared; wider apart, a depth of 256 spills.
   __device__ __forceinline__ static constexpr int slice_of_tokens(int step) {
@@ -75,11 +78,6 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
       if (column < pass.columns && depth < pass.depth) visit(state[i], depth * pass.columns + column);
     }
   }
-  __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
-    auto const& pass = arguments.pass;
-    int64_t const sequence = int64_t(batch) * pass.heads.divisor + head;
-    return (sequence * slots + (slots > 1 ? slot : 0)) * pass.depth * pass.columns;
-  }
   __device__ __forceinline__ void load_state() {
     state_scale = kFreshScale;
 #pragma unroll
@@ -95,39 +93,6 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
     if (pass.last_states == nullptr) return;
     float* const target = pass.last_states + state_place(pass.last_slots, this->super);
     visit_state([target, this](float& value, int offset) { target[offset] = value * state_scale; });
-  }
-  __device__ __forceinline__ void scale_state(float factor) {
-    if (factor == 1.0f) return;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
-  }
-  // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
-  __device__ __forceinline__ float decay(int length) {
-    state_scale *= exp2f(log2_gamma * float(length));
-    if (state_scale >= 1.0f) return 1.0f;
-    float const taken = state_scale * (1.0f / kFreshScale);
-    state_scale = kFreshScale;
-    return taken;
-  }
-  // Raises the scale where the state might leave the range of fp16.
-  __device__ __forceinline__ void guard() {
-    float squares[4] = {};
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) squares[i % 4] = fmaf(state[i], state[i], squares[i % 4]);
-    float const sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();
-  }
-  // Makes the scale so great that the largest element of the warp's columns is about 2^8.
-  __device__ __forceinline__ void raise_scale() {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) largest = fmaxf(largest, fabsf(state[i]));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    // Within what a float's exponent spans, also where all is zero or not finite.
-    int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
-    scale_state(__int_as_float((127 - exponent) << 23));
-    state_scale *= __int_as_float((127 + exponent) << 23);
   }
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
@@ -239,7 +204,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 
   // The state before a chunk, as far as its MMAs start with it. No MMA may be in flight.
   __device__ __forceinline__ void begin_chunk(Packed (&packed)[2]) {
-    if constexpr (kGuarded) guard();
+    guard();
     pack_slice(packed[0], 0);
     pack_slice(packed[1], 1);
   }
