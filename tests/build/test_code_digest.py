@@ -64,8 +64,8 @@ def built(store: Store, target: BuildTarget, *names: str) -> list[Artifact]:
 
 
 @needs_disassembler
-def test_names_and_ptx_do_not_count_and_code_does(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache")
+def test_names_and_ptx_do_not_count_and_code_does(kernel_store: Store) -> None:
+    store = kernel_store
     usual, renamed, device, host, launch, variable = built(store, BuildTarget(arch="80"), *VARIANTS)
     assert usual.code_digest is not None
     assert usual.code_digest == comparable(usual.code_digest)
