@@ -27,6 +27,14 @@ from .tools import run_tool
 
 DEVICE_SECTIONS = (".text", ".nv.constant")
 """Sections of a cubin that count, by how their names begin: instructions; constants and parameters."""
+ADDRESSES = ".nv.constant4"
+"""A section that does not: where variables of the GPU will lie once they are loaded, zeros until then.
+
+Instructions that read them count. Kernels here have none; unused ones come and go with the headers of others.
+"""
+_FORMER_ADDRESSES = hashlib.sha256(
+    bytes(88)
+).hexdigest()  # of eleven in CuTe, which every digest had when it counted
 HOST_SECTIONS = (".text",)
 """The same of an object file for the host: instructions, in which names and addresses are not yet filled in."""
 PREFIX = "sass:"
@@ -64,7 +72,8 @@ def _contents(path: Path, prefixes: tuple[str, ...]) -> Iterator[bytes]:
     try:
         with path.open("rb") as file:
             for section in ELFFile(file).iter_sections():
-                if section.name.startswith(prefixes) and section["sh_type"] == "SHT_PROGBITS":
+                counts = section.name.startswith(prefixes) and section.name != ADDRESSES
+                if counts and section["sh_type"] == "SHT_PROGBITS":
                     data = section.data()
                     if data:
                         yield data
@@ -112,7 +121,8 @@ def code_digest(object_path: Path, library: Path, disassembler: Path) -> str:
                 f"{disassembler} finds no machine code in {object_path.name}: {done.stdout[-500:]}"
             )
         device = [data for cubin in cubins for data in _contents(cubin, DEVICE_SECTIONS)]
-    return PREFIX + digest("code", _hashes(device), _launch(library))
+    hashes = sorted([*_hashes(device), _FORMER_ADDRESSES])
+    return PREFIX + digest("code", hashes, _launch(library))
 
 
 def host_digest(object_path: Path) -> str:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.build
 CANDIDATE = A100().default(Problem())
 SCALING = """
 namespace {space} {{
-__constant__ float factors[4] = {{1, 2, 3, 4}};
+{variable}__constant__ float factors[4] = {{1, 2, 3, 4}};
 template <int N>
 __global__ void {name}(float* x) {{ x[threadIdx.x] *= {factor} + factors[N]; }}
 template __global__ void {name}<1>(float*);
@@ -36,6 +36,7 @@ extern "C" __attribute__((visibility("default")))
 int attention_autotuner_get_kernel_info(int* info) {{ return (info[{number}] = {smem}) * 0; }}
 """
 USUAL = {"space": "ours", "name": "scale", "local": "x", "factor": "7", "host": "", "smem": "512"}
+USUAL["variable"] = ""
 USUAL["number"] = str(KernelInfo.dynamic_smem_bytes.offset // 4)
 VARIANTS: dict[str, dict[str, str]] = {
     "usual": {},
@@ -43,6 +44,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "device": {"factor": "8"},
     "host": {"host": " + 1"},
     "launch": {"smem": "1024"},
+    "variable": {"variable": "__device__ int unused[2]; "},
 }
 needs_disassembler = pytest.mark.skipif(
     find_disassembler() is None, reason="needs cuobjdump and nvdisasm"
@@ -62,13 +64,14 @@ def built(store: Store, target: BuildTarget, *names: str) -> list[Artifact]:
 
 
 @needs_disassembler
-def test_names_and_ptx_do_not_count_and_code_does(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache")
-    usual, renamed, device, host, launch = built(store, BuildTarget(arch="80"), *VARIANTS)
+def test_names_and_ptx_do_not_count_and_code_does(kernel_store: Store) -> None:
+    store = kernel_store
+    usual, renamed, device, host, launch, variable = built(store, BuildTarget(arch="80"), *VARIANTS)
     assert usual.code_digest is not None
     assert usual.code_digest == comparable(usual.code_digest)
     assert len(usual.code_digest) == len(PREFIX) + 64
     assert renamed.code_digest == host.code_digest == usual.code_digest
+    assert variable.code_digest == usual.code_digest
     assert renamed.host_digest == device.host_digest == usual.host_digest != host.host_digest
     assert len({item.kernel_digest for item in (usual, renamed, host)}) == 3
     assert len({item.code_digest for item in (usual, device, launch)}) == 3

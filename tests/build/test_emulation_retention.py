@@ -21,7 +21,7 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "chunks_backward_sm90/mainloop.cuh"
 PRODUCER = "chunks_backward_sm90/producer.cuh"
-STATE = "chunks_backward_sm90/state.cuh"
+STATE = "sm90/scaled_state.cuh"
 GAMMA = "chunks_backward_sm90/gamma.cuh"
 MUTANTS = {
     "walks_forward": (
@@ -47,8 +47,8 @@ MUTANTS = {
     ),
     "y_released_early": (
         MAINLOOP,
-        "cute::warpgroup_wait<1>();\n      fence_operands(tokens);",
-        "this->release_own_y(index); cute::warpgroup_wait<1>(); fence_operands(tokens);",
+        "warpgroup_wait<1>();\n      fence_operands(tokens);",
+        "this->release_own_y(index); warpgroup_wait<1>(); fence_operands(tokens);",
     ),
     "gamma_without_the_state": (
         GAMMA,

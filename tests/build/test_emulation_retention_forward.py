@@ -25,16 +25,16 @@ MUTANTS = {
     "output_overwritten": (MAINLOOP, "if (stores) tma_store_wait_read();", ""),
     "q_released_early": (
         MAINLOOP,
-        "cute::warpgroup_wait<kEarlySteps>();",
-        "warp_release(this->q_ring().empty(stage)); cute::warpgroup_wait<kEarlySteps>();",
+        "warpgroup_wait<kEarlySteps>();",
+        "warp_release(this->q_ring().empty(stage)); warpgroup_wait<kEarlySteps>();",
     ),
     "k_released_early": (
         MAINLOOP,
-        "cute::warpgroup_wait<0>();\n      fence_operands(tokens);\n      fence_accumulators(state);\n"
+        "warpgroup_wait<0>();\n      fence_operands(tokens);\n      fence_accumulators(state);\n"
         "      warp_release(this->k_ring().empty(stage));\n      begin_chunk(packed);",
-        "warp_release(this->k_ring().empty(stage)); cute::warpgroup_wait<0>(); begin_chunk(packed);",
+        "warp_release(this->k_ring().empty(stage)); warpgroup_wait<0>(); begin_chunk(packed);",
     ),
-    "output_not_awaited": (MAINLOOP, "cute::warpgroup_wait<kSteps - kEarlySteps>();", ""),
+    "output_not_awaited": (MAINLOOP, "warpgroup_wait<kSteps - kEarlySteps>();", ""),
     "state_not_scaled": (
         MAINLOOP,
         "scale_state(taken);\n      this->k_ring().consumer_wait(index);\n#pragma unroll\n"
@@ -43,7 +43,7 @@ MUTANTS = {
         "      for (int step = 0; step < kEarlySteps; ++step) issue_update(tokens + 4 * step, stage, step);",
     ),
     "scale_never_raised": (
-        MAINLOOP,
+        "sm90/scaled_state.cuh",
         "if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();",
         "",
     ),

@@ -8,7 +8,7 @@ import functools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attention_autotuner.codegen.render import NAMESPACE, include_root, render
@@ -81,14 +81,34 @@ def configure(
     function(POLICIES.index(policy), seed, multiprocessors, mutant.encode())
 
 
+def _own_machine() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    compile_machine(folder)
+    return folder
+
+
+_find_machine: Callable[[], Path] = _own_machine
+
+
+def use_machine(find: Callable[[], Path]) -> None:
+    """Take the folder that :func:`compile_machine` fills from elsewhere than a temporary one of this process."""
+    global _find_machine  # of a process, which is to compile it once
+    _find_machine = find
+    compiled_machine.cache_clear()
+
+
 @functools.cache
 def compiled_machine() -> Path:
-    """A folder of what all kernels share, compiled once for a process: ``machine.o``, and their ``prelude.h``.
+    """A folder of what all kernels share, see :func:`compile_machine`."""
+    return _find_machine()
+
+
+def compile_machine(folder: Path) -> None:
+    """Compile what all kernels share: ``machine.o``, and their ``prelude.h``.
 
     A header that is read in the compiler's own form saves more than half of a kernel's compilation.
     """
-    folder = Path(tempfile.mkdtemp(prefix="emulation-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source, prelude = folder / "machine.cpp", folder / "prelude.h"
     sources = sorted((HERE / "runtime").glob("*.cpp"))
     source.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
@@ -96,7 +116,6 @@ def compiled_machine() -> Path:
     prelude.write_text(f'#include "{HERE / "runtime/prelude.h"}"\n', encoding="utf-8")
     header = ("-x", "c++-header", str(prelude))
     _compile(*_KERNEL_FLAGS, "-o", f"{prelude}.gch", *header)
-    return folder
 
 
 def _compile(*arguments: str) -> None:

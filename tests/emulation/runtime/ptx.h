@@ -233,6 +233,43 @@ inline void complete(Copy const& copy) {
   memory().has_written(copy.target);
 }
 
+inline void cp_async_commit_group() {
+  current->copy_groups.push_back(std::move(current->copies));
+  current->copies.clear();
+}
+inline void cp_async_wait_group(int pending) {
+  auto& groups = current->copy_groups;
+  while (groups.size() > size_t(pending)) {
+    for (Copy const& copy : groups.front()) complete(copy);
+    groups.erase(groups.begin());
+  }
+}
+// For those of no group, too.
+inline void cp_async_wait_all() {
+  cp_async_commit_group();
+  cp_async_wait_group(0);
+}
+
+// --- MMAs of a warp: 16 rows by 8 columns over a depth of 16
+// -----------------------------------------------------------
+
+inline void multiply_in_warp(float& d0, float& d1, float& d2, float& d3, Words const& operands, float c0, float c1,
+                             float c2, float c3, bool bf16) {
+  float sums[4] = {c0, c1, c2, c3};
+  ::emulation::multiply_in_warp(sums, operands, bf16);
+  d0 = sums[0], d1 = sums[1], d2 = sums[2], d3 = sums[3];
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float& d0, float& d1, float& d2, float& d3, uint32_t a0,
+                                                              uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                                              uint32_t b1, float c0, float c1, float c2, float c3) {
+  multiply_in_warp(d0, d1, d2, d3, {{a0, a1, a2, a3, b0, b1}}, c0, c1, c2, c3, false);
+}
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& d0, float& d1, float& d2, float& d3, uint32_t a0,
+                                                                uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                                                uint32_t b1, float c0, float c1, float c2, float c3) {
+  multiply_in_warp(d0, d1, d2, d3, {{a0, a1, a2, a3, b0, b1}}, c0, c1, c2, c3, true);
+}
+
 // --- global memory ---------------------------------------------------------------------------------------------------
 
 inline void red_global_add_f32(uint64_t address, float value) { *reinterpret_cast<float*>(address) += value; }

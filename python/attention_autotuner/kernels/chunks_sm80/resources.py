@@ -111,7 +111,7 @@ def needs(shape: ChunkShape) -> KernelNeeds:
     return launch_needs(shape.knobs, smem_bytes(shape), fragment_registers(shape), shape.name)
 
 
-PAIR_ROWS, PAIR_WARPS = 64, 4  # of the kernel over pairs of tokens; see chunks_sm80/gamma.cuh
+PAIR_ROWS, PAIR_WARPS = 64, 4  # of the kernel over pairs of tokens; see common/gamma.cuh
 MIN_GAMMA_SUPER_CHUNK = 128
 
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "attention_autotuner/attention_forward_sm90/wgmma_atoms.cuh"
+#include "attention_autotuner/sm90/wgmma_atoms.cuh"
 
 namespace attention_autotuner {
 

@@ -1,53 +1,26 @@
-// Descriptors of MMAs, the fences around them, and the roles of warpgroups.
-//
-// sm90/wgmma.cuh and sm90/roles.cuh have the same over CUTLASS; the namespace keeps the two apart.
+// Registers, barriers and ping-pong of warpgroups whose number is an argument, beside sm90/wgmma.cuh and
+// sm90/roles.cuh.
 #pragma once
 
 #include <cstdint>
 
-#include "attention_autotuner/attention_forward_sm90/wgmma_atoms.cuh"
 #include "attention_autotuner/common/threads.cuh"
-#include "attention_autotuner/sm90/pipeline.cuh"
-#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
 
 namespace attention_autotuner::softmax_forward {
 
-inline constexpr int kMmaDepth = 16;  // of one instruction
-inline constexpr int kWarpgroupThreads = 128;
-inline constexpr int kWarpgroupRows = 64;
-
-// The descriptor of a tile for the tensor cores: `leading` is the distance in bytes of blocks of 64 columns where the
-// columns are not the dimension that is summed over, else unused.
-__device__ __forceinline__ uint64_t make_smem_desc(uint32_t address, int leading) {
-  constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
-  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(kSwizzleBytes >> 4) << 32 |
-         kSwizzle128;
-}
-// The descriptor of the same tile from some bytes further on.
-__device__ __forceinline__ uint64_t advance_desc(uint64_t desc, int bytes) {
-  return (desc >> 32) << 32 | (uint32_t(desc) + uint32_t(bytes >> 4));
-}
-
-__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-__device__ __forceinline__ void warpgroup_commit_batch() {
-  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
-}
-template <int Pending>
-__device__ __forceinline__ void warpgroup_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(Pending) : "memory");
-}
-// Keep the compiler from moving reads of accumulators to before the wait for the MMAs that write them, and operands
-// in their registers until the MMAs that read them are done.
-template <int Registers>
-__device__ __forceinline__ void fence_accumulators(float (&sums)[Registers]) {
-#pragma unroll
-  for (int i = 0; i < Registers; ++i) asm volatile("" : "+f"(sums[i])::"memory");
-}
-template <int Registers>
-__device__ __forceinline__ void fence_operands(uint32_t (&a)[Registers]) {
-#pragma unroll
-  for (int i = 0; i < Registers; ++i) asm volatile("" : "+r"(a[i])::"memory");
-}
+using attention_autotuner::advance_desc;
+using attention_autotuner::fence_accumulators;
+using attention_autotuner::fence_operands;
+using attention_autotuner::kMmaDepth;
+using attention_autotuner::kWarpgroupRows;
+using attention_autotuner::kWarpgroupThreads;
+using attention_autotuner::make_smem_desc;
+using attention_autotuner::warp_in_warpgroup;
+using attention_autotuner::warpgroup_arrive;
+using attention_autotuner::warpgroup_commit_batch;
+using attention_autotuner::warpgroup_wait;
 
 // Registers move from the producer to the consumers.
 template <int Registers>
@@ -59,9 +32,8 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(Registers));
 }
 
-__device__ __forceinline__ int warp_in_warpgroup() { return int(threadIdx.x) % kWarpgroupThreads / 32; }
 __device__ __forceinline__ bool leads_warpgroup() { return threadIdx.x % kWarpgroupThreads == 0; }
-// One thread arrives for its warpgroup, once all that the warpgroup's MMAs read of a stage has been read.
+// The same as in sm90/roles.cuh, but for the order in which the compiler puts what is around it.
 __device__ __forceinline__ void consumer_release(uint32_t empty) {
   if (leads_warpgroup()) arrive(empty);
 }

@@ -33,11 +33,11 @@ struct ChunksBackwardSm90Entry {
   using Dv = ChunkBackwardTraits<Config, ChunkGradient::kDv, false>;
   using States = ChunkBackwardTraits<Config, ChunkGradient::kDq, true>;
   using Gradients = ChunkBackwardTraits<Config, ChunkGradient::kDv, true>;  // of the states
-  using Pairs = ChunkGammaPairsTraits<Config>;
+  using Pairs = GammaPairsTraits<Config>;
   using Tensor = attention_autotuner_tensor;
   static constexpr int kChunk = Dq::kChunk;
   static constexpr int kReduceBlocks = 512;
-  static constexpr int kLongestForGamma = chunk_gamma_tokens(Config::kPaddedDimQK, Config::kPaddedDimV);
+  static constexpr int kLongestForGamma = gamma_super_chunk(Config::kPaddedDimQK, Config::kPaddedDimV);
   static constexpr int kGammaSuperChunk =
       Config::kSuperChunk == 0 ? kLongestForGamma : minimum(Config::kSuperChunk, kLongestForGamma);
   static inline std::atomic<bool> prepared[kMaxDevices];
@@ -60,10 +60,10 @@ struct ChunksBackwardSm90Entry {
         .then([&] { return prepare_kernel_of(retention_scan<false>, kStateThreads, 0); })
         .then([&] { return prepare_kernel_of(retention_scan<true>, kStateThreads, 0); })
         .then([&] { return prepare_kernel_of(retention_reduce_heads<Element>, kStateThreads, 0); })
-        .then([&] { return prepare_kernel_of(chunk_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
+        .then([&] { return prepare_kernel_of(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
         .then([&] { return prepare_gamma<States>(device); })
         .then([&] { return prepare_gamma<Gradients>(device); })
-        .then([&] { return prepare_kernel_of(chunk_gamma_sum<kStateThreads>, kStateThreads, 0); });
+        .then([&] { return prepare_kernel_of(retention_gamma_sum, kGammaSumThreads, 0); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
   }
@@ -238,19 +238,19 @@ struct ChunksBackwardSm90Entry {
   static int32_t launch_gamma(Params const& p, Workspace const& w, cudaStream_t stream) {
     int const sequences = p.batch * p.heads_q;
     ChunkArguments const common = common_arguments(p, w.cut);
-    ChunkGammaPairsArguments const pairs{p.q,           p.k,          p.v,         p.dout,
-                                         w.gamma_pairs, p.log2_gamma, p.seqlen,    w.cut.super_chunk,
-                                         p.dim_qk,      p.dim_v,      p.scale,     Divider::by(w.gamma_tiles),
-                                         common.supers, common.heads, common.group};
+    GammaPairsArguments const pairs{p.q,           p.k,          p.v,         p.dout,
+                                    w.gamma_pairs, p.log2_gamma, p.seqlen,    w.cut.super_chunk,
+                                    p.dim_qk,      p.dim_v,      p.scale,     Divider::by(w.gamma_tiles),
+                                    common.supers, common.heads, common.group};
     int64_t const ctas = int64_t(sequences) * w.cut.supers * w.gamma_tiles;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    chunk_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
+    retention_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
     Steps steps;
     return steps.then([] { return cuda_status(cudaGetLastError()); })
         .then([&] { return launch_gamma_pass<Gradients>(common, p, w, w.gamma_queries, stream); })
         .then([&] { return launch_gamma_pass<States>(common, p, w, w.gamma_keys, stream); })
         .then([&] {
-          chunk_gamma_sum<kStateThreads><<<sequences, kStateThreads, 0, stream>>>(
+          retention_gamma_sum<<<sequences, kGammaSumThreads, 0, stream>>>(
               w.gamma_pairs, w.pair_sums, w.gamma_queries, w.query_sums, w.gamma_keys, w.key_sums, p.dlog2_gamma);
           return cuda_status(cudaGetLastError());
         })

@@ -68,7 +68,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
   __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int index) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
     constexpr int kPieceSteps = T::kPieceDepth / kMmaDepth;
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       int const step = slice_of_depth * kSteps + i, here = step % kPieceSteps;
@@ -76,7 +76,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
       uint32_t const x = this->x_piece(index, own_piece(step / kPieceSteps));
       gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(x + offset, 0), step > 0);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // out += Z^T P^T; in parts, of a share of the tokens that are summed over.
   __device__ __forceinline__ void issue_scores(int stage, int index) {
@@ -84,24 +84,24 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
     uint32_t const z =
         this->z_tile(stage) + this->column_group() * T::kBlockBytes + part() * kMySteps * kMmaDepth * kSwizzleRowBytes;
     uint32_t const p = this->scores_tile(index) + part() * kMySteps * kMmaDepth * 2;
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kMySteps; ++step) {
       gemm_ss<Element, Major::MN>(out, make_smem_desc(z + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
                                   make_smem_desc(p + step * kMmaDepth * 2, 0), true);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // state += (decayed Z)^T Y, of a step's tokens.
   __device__ __forceinline__ void issue_update(uint32_t const* tokens, int index, int step) {
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int piece = 0; piece < T::kPartPieces; ++piece) {
       uint32_t const y = this->y_piece(index, own_piece(piece)) + step * kMmaDepth * kSwizzleRowBytes;
       auto& columns = reinterpret_cast<float (&)[kPieceRegisters]>(state[piece * kPieceRegisters]);
       gemm_rs<Element, Major::MN>(columns, tokens, make_smem_desc(y, T::kBlockBytes), true);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // The A operand of the update: Z's tokens of a step times `factor` of their place in the chunk.
   template <typename Factor>
@@ -271,7 +271,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
         if (slice_of_depth % kPieceSlices == 0) this->wait_x(index, own_piece(slice_of_depth / kPieceSlices));
         if (slice_of_depth > 1) {
-          cute::warpgroup_wait<1>();
+          warpgroup_wait<1>();
           if (slice_of_depth > kPieceSlices && slice_of_depth % kPieceSlices == 1) {
             this->release_x(index, own_piece(slice_of_depth / kPieceSlices - 1));
           }
@@ -281,7 +281,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
         issue_slice(packed[slice_of_depth % 2], slice_of_depth, index);
         if (slice_of_depth == 1 && index > 0) end_output(rounded, index - 1);
       }
-      cute::warpgroup_wait<1>();
+      warpgroup_wait<1>();
       fence_operands(packed[0]);
       float const scale = (T::kReversed ? 1.0f : arguments.pass.scale) * (state_scale * this->unit);
       this->scale_state(this->decay(length));
@@ -292,19 +292,19 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
         prepare_tokens(tokens + 4 * step, stage, length, step);
         issue_update(tokens + 4 * step, index, step);
       }
-      cute::warpgroup_wait<kSteps>();
+      warpgroup_wait<kSteps>();
       fence_operands(packed[1]);
       fence_accumulators(out);
       this->release_x(index, own_piece(T::kPartPieces - 1));
       scale_output(scale, length);
       this->scores_ring().consumer_wait(index);
       issue_scores(stage, index);
-      cute::warpgroup_wait<1>();
+      warpgroup_wait<1>();
       fence_operands(tokens);
       fence_accumulators(state);
       this->release_own_y(index);
       begin_chunk(packed);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_accumulators(out);
       warp_release(this->z_ring().empty(stage));
       warp_release(this->scores_ring().empty(Base::ScoresRing::stage(index)));
@@ -340,7 +340,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, index, step);
       if (index + 1 < count) taken = load_tokens(next, index + 1);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
       this->release_own_y(index);

@@ -219,15 +219,15 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
   }
   __device__ __forceinline__ void gemm_scores(float (&s)[32], int index, int piece) const {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kPieceDepth / kMmaDepth; ++step) {
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
       gemm_ss<Element>(s, make_smem_desc(this->x_piece(index, piece) + offset, 0),
                        make_smem_desc(this->y_piece(index, piece) + offset, 0), step > 0 || piece > 0);
     }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
+    warpgroup_commit_batch();
+    warpgroup_wait<0>();
     fence_accumulators(s);
   }
 

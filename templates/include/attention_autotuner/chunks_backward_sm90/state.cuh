@@ -1,37 +1,29 @@
-// What a warpgroup of a pass over chunks of retention's backward keeps of the state in registers: its loads and stores,
-// its scale, and its range.
+// What a warpgroup of a pass over chunks of retention's backward keeps of the state in registers: its loads and stores.
 //
 // Layouts: see sm90/wgmma.cuh.
 #pragma once
-
-#include <cuda_fp16.h>
-
-#include <type_traits>
 
 #include "attention_autotuner/chunks_backward_sm90/producer.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/scaled_state.cuh"
 
 namespace attention_autotuner {
 
 // The state for 64 columns, or for a part of their depth.
 template <typename T>
-struct ChunkBackwardRegisters : ChunkBackwardStages<T> {
-  using Base = ChunkBackwardStages<T>;
+struct ChunkBackwardRegisters : ScaledState<ChunkBackwardStages<T>, typename T::Element, T::kPartDepth / 2> {
+  using Base = ScaledState<ChunkBackwardStages<T>, typename T::Element, T::kPartDepth / 2>;
   using Base::arguments;
   using Base::Base;
-  using Base::batch;
-  using Base::head;
-  using Base::log2_gamma;
+  using Base::kFreshScale;
+  using Base::kRegisters;
+  using Base::state;
+  using Base::state_place;
+  using Base::state_scale;
   using Base::unit;
   using Base::warp;
-  static constexpr int kRegisters = T::kPartDepth / 2;
-  static constexpr float kFreshScale = 4.0f;
-  static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
-
-  float state[kRegisters];  // over the scale
-  float state_scale;
 
   __device__ __forceinline__ static int group() { return thread_index() / kWarpgroupThreads - 1; }
   // Warpgroups have columns, or parts of the depth.
@@ -61,11 +53,6 @@ struct ChunkBackwardRegisters : ChunkBackwardStages<T> {
       }
     }
   }
-  __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
-    auto const& pass = arguments.pass;
-    int64_t const sequence = int64_t(batch) * pass.heads.divisor + head;
-    return (sequence * slots + (slots > 1 ? slot : 0)) * pass.depth * pass.columns;
-  }
   // Of the pieces of this super-chunk, the first in the pass's order.
   __device__ __forceinline__ int first_slot() const {
     auto const& pass = arguments.pass;
@@ -87,40 +74,6 @@ struct ChunkBackwardRegisters : ChunkBackwardStages<T> {
     if (pass.last_states == nullptr) return;
     float* const target = pass.last_states + state_place(pass.last_slots, this->super);
     visit_state([target, this](float& value, int offset) { target[offset] = value * (state_scale * unit); });
-  }
-  __device__ __forceinline__ void scale_state(float factor) {
-    if (factor == 1.0f) return;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
-  }
-  // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
-  __device__ __forceinline__ float decay(int length) {
-    state_scale *= exp2f(log2_gamma * float(length));
-    if (state_scale >= 1.0f) return 1.0f;
-    float const taken = state_scale * (1.0f / kFreshScale);
-    state_scale = kFreshScale;
-    return taken;
-  }
-  // Raises the scale where the state might leave the range of fp16.
-  __device__ __forceinline__ void guard() {
-    if constexpr (!std::is_same_v<typename T::Element, __half>) return;
-    float squares[4] = {};
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) squares[i % 4] = fmaf(state[i], state[i], squares[i % 4]);
-    float const sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();
-  }
-  // Makes the scale so great that the largest element of the warp's columns is about 2^8.
-  __device__ __forceinline__ void raise_scale() {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) largest = fmaxf(largest, fabsf(state[i]));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    // Within what a float's exponent spans, also where all is zero or not finite.
-    int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
-    scale_state(__int_as_float((127 - exponent) << 23));
-    state_scale *= __int_as_float((127 + exponent) << 23);
   }
 };
 

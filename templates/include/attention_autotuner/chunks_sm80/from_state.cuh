@@ -36,8 +36,8 @@ struct FromStateWarp : ChunkWarp<T, true> {
     CopyX::copy(this->smem + CopyX::offset(thread),
                 this->x() + int64_t(row + CopyX::row(thread)) * p.x.stride_row + CopyX::column(thread), p.x.stride_row,
                 p.seqlen - row, p.depth);
-    cute::cp_async_fence();
-    cute::cp_async_wait<0>();
+    cp_async_fence();
+    cp_async_wait<0>();
     __syncthreads();
   }
   __device__ __forceinline__ void run() {

@@ -348,7 +348,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
       Fetch const fetch = plan_fetch(index < count, chunk_at(index), stage);
       start_fetch(fetch, chunk_at(index));
       fetch_part(fetch, 0, 1);
-      cute::cp_async_fence();
+      cp_async_fence();
     };
 #pragma unroll
     for (int index = 0; index < maximum(kAhead, 1); ++index) fetch_whole(index, index);
@@ -360,18 +360,18 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
       int const length = minimum(T::kChunk, sequence.length(arguments) - chunk * T::kChunk);
       int const empty_stage = stage == 0 ? T::kStages - 1 : stage - 1, ahead = chunk_at(index + kAhead);
       Fetch const fetch = plan_fetch(kAhead > 0 && index + kAhead < count, ahead, empty_stage);
-      cute::cp_async_wait<maximum(kAhead - 1, 0)>();
+      cp_async_wait<maximum(kAhead - 1, 0)>();
       __syncthreads();
       start_fetch(fetch, ahead);
       uint32_t const base = smem + stage * T::kStageBytes;
       if constexpr (StatesOnly) {
         fetch_part(fetch, 0, 1);
-        cute::cp_async_fence();
+        cp_async_fence();
         update_state(base, length);
       } else {
         Output out;
         compute_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
-        cute::cp_async_fence();
+        cp_async_fence();
         write(out, chunk);
         update_state(base, length);
       }

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(T::kThreads)
       Copy::copy(target, a + slice * T::kSlice, arguments.a.stride_row, rows, columns);
       Copy::copy(target + Tile::kBytes, b + slice * T::kSlice, arguments.b.stride_row, rows, columns);
     }
-    cute::cp_async_fence();
+    cp_async_fence();
   };
   LaneRow const at_a = lane_row_a(lane), at_b = lane_row_b(lane);
   Accumulators<1, T::kColumnTiles> s;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(T::kThreads)
 #pragma unroll
   for (int slice = 0; slice < T::kStages - 1; ++slice) fetch(slice);
   for (int slice = 0; slice < T::kSlices; ++slice) {
-    cute::cp_async_wait<T::kStages - 2>();
+    cp_async_wait<T::kStages - 2>();
     __syncthreads();
     fetch(slice + T::kStages - 1);
     uint32_t const stage = smem + slice % T::kStages * 2 * Tile::kBytes;

@@ -21,6 +21,7 @@
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/scaled_state.cuh"
 #include "attention_autotuner/sm90/stmatrix.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
@@ -30,31 +31,33 @@ namespace attention_autotuner {
 
 // A warpgroup that has the state for 64 columns.
 template <typename T>
-struct StateWarpgroup : ChunkSm90Stages<T> {
-  using Base = ChunkSm90Stages<T>;
+struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2> {
+  using Base = ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
   using Base::batch;
   using Base::count;
+  using Base::decay;
+  using Base::guard;
   using Base::head;
+  using Base::kFreshScale;
+  using Base::kRegisters;
   using Base::log2_gamma;
+  using Base::scale_state;
+  using Base::state;
+  using Base::state_place;
+  using Base::state_scale;
   using Base::warp;
   using Base::warp_release;
   using typename Base::Ring;
   using typename Base::ScoresRing;
-  static constexpr int kRegisters = T::kDepth / 2;
   static constexpr int kSteps = T::kChunk / kMmaDepth;
   static constexpr int kEarlySteps = T::kDepthSlices < 8 ? 1 : 2;  // of the update, before the scores' MMAs
-  static constexpr bool kGuarded = std::is_same_v<Element, __half>;
-  static constexpr float kFreshScale = 4.0f;
-  static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
 
   using Tokens = uint32_t[16];  // of V, transposed, decayed
 
-  float state[kRegisters];  // over the scale
   float out[32];
-  float state_scale;
 
   // The slice of the depth under whose MMAs a step's tokens are prepared; wider apart, a depth of 256 spills.
   __device__ __forceinline__ static constexpr int slice_of_tokens(int step) {
@@ -75,11 +78,6 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
       if (column < pass.columns && depth < pass.depth) visit(state[i], depth * pass.columns + column);
     }
   }
-  __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
-    auto const& pass = arguments.pass;
-    int64_t const sequence = int64_t(batch) * pass.heads.divisor + head;
-    return (sequence * slots + (slots > 1 ? slot : 0)) * pass.depth * pass.columns;
-  }
   __device__ __forceinline__ void load_state() {
     state_scale = kFreshScale;
 #pragma unroll
@@ -96,39 +94,6 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
     float* const target = pass.last_states + state_place(pass.last_slots, this->super);
     visit_state([target, this](float& value, int offset) { target[offset] = value * state_scale; });
   }
-  __device__ __forceinline__ void scale_state(float factor) {
-    if (factor == 1.0f) return;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
-  }
-  // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
-  __device__ __forceinline__ float decay(int length) {
-    state_scale *= exp2f(log2_gamma * float(length));
-    if (state_scale >= 1.0f) return 1.0f;
-    float const taken = state_scale * (1.0f / kFreshScale);
-    state_scale = kFreshScale;
-    return taken;
-  }
-  // Raises the scale where the state might leave the range of fp16.
-  __device__ __forceinline__ void guard() {
-    float squares[4] = {};
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) squares[i % 4] = fmaf(state[i], state[i], squares[i % 4]);
-    float const sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();
-  }
-  // Makes the scale so great that the largest element of the warp's columns is about 2^8.
-  __device__ __forceinline__ void raise_scale() {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) largest = fmaxf(largest, fabsf(state[i]));
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    // Within what a float's exponent spans, also where all is zero or not finite.
-    int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
-    scale_state(__int_as_float((127 - exponent) << 23));
-    state_scale *= __int_as_float((127 + exponent) << 23);
-  }
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
@@ -144,32 +109,32 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
   // out (+)= S^T Q^T, of a slice of the depth.
   __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int stage) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       int const step = slice_of_depth * kSteps + i;
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
       gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->q_tile(stage) + offset, 0), step > 0);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // out += V^T P^T
   __device__ __forceinline__ void issue_scores(int stage, int index) {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes, p = this->scores_tile(index);
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kChunk / kMmaDepth; ++step) {
       gemm_ss<Element, Major::MN>(out, make_smem_desc(v + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
                                   make_smem_desc(p + step * kMmaDepth * 2, 0), true);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // state += (decayed V)^T K, of a step's tokens.
   __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
     gemm_rs<Element, Major::MN>(
         state, tokens, make_smem_desc(this->k_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
   // scale.
@@ -239,7 +204,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 
   // The state before a chunk, as far as its MMAs start with it. No MMA may be in flight.
   __device__ __forceinline__ void begin_chunk(Packed (&packed)[2]) {
-    if constexpr (kGuarded) guard();
+    guard();
     pack_slice(packed[0], 0);
     pack_slice(packed[1], 1);
   }
@@ -257,7 +222,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 #pragma unroll
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
         if (slice_of_depth > 1) {
-          cute::warpgroup_wait<1>();
+          warpgroup_wait<1>();
           fence_operands(packed[slice_of_depth % 2]);
           pack_slice(packed[slice_of_depth % 2], slice_of_depth);
         }
@@ -269,14 +234,14 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
         }
       }
       if constexpr (T::kDepthSlices <= 2) {  // without, the compiler waits where the state is scaled
-        cute::warpgroup_wait<1>();
+        warpgroup_wait<1>();
         fence_operands(packed[0]);
       }
       scale_state(taken);
       this->k_ring().consumer_wait(index);
 #pragma unroll
       for (int step = 0; step < kEarlySteps; ++step) issue_update(tokens + 4 * step, stage, step);
-      cute::warpgroup_wait<kEarlySteps>();
+      warpgroup_wait<kEarlySteps>();
       fence_operands(packed[0]);
       fence_operands(packed[1]);
       fence_accumulators(out);
@@ -286,12 +251,12 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
       issue_scores(stage, index);
 #pragma unroll
       for (int step = kEarlySteps; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
-      cute::warpgroup_wait<kSteps - kEarlySteps>();
+      warpgroup_wait<kSteps - kEarlySteps>();
       fence_accumulators(out);
       warp_release(this->v_ring().empty(stage));
       warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
       store_output(index);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
       warp_release(this->k_ring().empty(stage));
@@ -314,7 +279,7 @@ struct StateWarpgroup : ChunkSm90Stages<T> {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
       if (index + 1 < count) taken = load_tokens(next, index + 1);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
       warp_release(this->k_ring().empty(stage));

@@ -147,15 +147,15 @@ struct ScoreWarpgroup : ChunkSm90Stages<T> {
   }
   __device__ __forceinline__ void gemm_scores(float (&s)[32], int stage) const {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
       gemm_ss<Element>(s, make_smem_desc(this->q_tile(stage) + offset, 0),
                        make_smem_desc(this->k_tile(stage) + offset, 0), step > 0);
     }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
+    warpgroup_commit_batch();
+    warpgroup_wait<0>();
     fence_accumulators(s);
   }
 

@@ -94,7 +94,7 @@ struct BiasGradientWarp {
       uint32_t const stage = smem + slice % 2 * kStageBytes;
       copy_rows<Slice>(stage, a, batch, head, row, rows, slice * Slice, columns);
       copy_rows<Slice>(stage + kTileBytes, b, batch, kv_head, key, keys, slice * Slice, columns);
-      cute::cp_async_fence();
+      cp_async_fence();
     };
     LaneRow const of_a = lane_row_a(lane_here()), of_b = lane_row_b(lane_here());
     uint32_t const queries = smem + Tile::offset(warp_row() + of_a.row, of_a.column);
@@ -106,9 +106,9 @@ struct BiasGradientWarp {
     for (int slice = 0; slice < slices; ++slice) {
       if (slice + 1 < slices) {
         fetch(slice + 1);
-        cute::cp_async_wait<1>();
+        cp_async_wait<1>();
       } else {
-        cute::cp_async_wait<0>();
+        cp_async_wait<0>();
       }
       __syncthreads();
       int const stage = slice % 2 * kStageBytes;

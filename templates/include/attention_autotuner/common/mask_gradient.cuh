@@ -130,7 +130,7 @@ struct MaskGradient {
     int slot = 0;
     auto fetch_next = [&](int into) {
       if (ahead.item < items) fetch(ahead, into);
-      cute::cp_async_fence();
+      cp_async_fence();
       ahead.next(slices);
     };
     fetch_next(0);
@@ -139,7 +139,7 @@ struct MaskGradient {
       clear(s);
       clear(dp);
       for (int slice = 0; slice < slices; ++slice) {
-        cute::cp_async_wait<0>();
+        cp_async_wait<0>();
         __syncthreads();
         fetch_next(slot ^ 1);
         if (slice < slices_qk()) {

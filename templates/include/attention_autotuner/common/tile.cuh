@@ -8,8 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cute/arch/copy_sm80.hpp>
-#include <cute/layout.hpp>
 
 #include "attention_autotuner/common/threads.cuh"
 
@@ -26,13 +24,15 @@ struct SmemTile {
   // Rows of 8 chunks start at one bank group, of 4 at two, of 2 (or 6, ...) at four: the key makes up for the rest.
   static constexpr int kKeyShift = kRowChunks % 8 == 0 ? 0 : kRowChunks % 4 == 0 ? 1 : 2;
   static constexpr int kKeyMask = Padded ? 0 : 7 >> kKeyShift;
-  using Layout = cute::Layout<cute::Shape<cute::Int<Rows>, cute::Int<kRowChunks>>,
-                              cute::Stride<cute::Int<kRowChunks>, cute::Int<1>>>;
+
+  // Operands by reference, as a layout of CuTe takes them: by value, the compiler orders some kernels' instructions
+  // in another way than when they were measured.
+  static constexpr int chunk_index(int const& row, int const& chunk) { return row * kRowChunks + chunk; }
 
   // Byte offset of an element from the tile's start.
   __device__ __forceinline__ static constexpr int offset(int row, int column) {
     int const chunk = (column / kChunk) ^ ((row >> kKeyShift) & kKeyMask);
-    return (Layout{}(row, chunk) * kChunk + column % kChunk) * kElementBytes;
+    return (chunk_index(row, chunk) * kChunk + column % kChunk) * kElementBytes;
   }
 
   // Whether columns from `first` on are reached by advance(): its chunk must have no bits in the key.
@@ -84,6 +84,18 @@ __device__ __forceinline__ void copy_chunk_if(bool wanted, uint32_t destination,
       "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
       "}\n" ::"r"(destination),
       "l"(source), "r"(int(wanted)));
+}
+
+// The asynchronous copies so far are a group; until all groups but the last `Pending` have arrived. CuTe has the same
+// in a header that takes longer to compile than a kernel.
+__device__ __forceinline__ void cp_async_fence() { asm volatile("cp.async.commit_group;\n"); }
+template <int Pending>
+__device__ __forceinline__ void cp_async_wait() {
+  if constexpr (Pending == 0) {
+    asm volatile("cp.async.wait_all;\n");
+  } else {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(Pending));
+  }
 }
 
 // How the threads of a CTA share the copy of one tile: neighbouring threads take neighbouring chunks of a row, up to a

@@ -138,7 +138,7 @@ struct GemmSm90Consumer : GemmSm90Stages<Config> {
   __device__ __forceinline__ void issue(int stage, bool accumulate) {
     uint64_t const a = make_smem_desc(a_tile(stage) + first_row() / kWarpgroupRows * kBlockBytes, 0);
     uint64_t const b = make_smem_desc(b_tile(stage), T::kTransposedB ? 0 : T::kBlockK * kSwizzleRowBytes);
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kBlockK / kMmaDepth; ++step) {
 #pragma unroll
@@ -147,7 +147,7 @@ struct GemmSm90Consumer : GemmSm90Stages<Config> {
                                            advance_desc(b, step * kStepB), accumulate || step > 0);
       }
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
   __device__ __forceinline__ void release(int use) {
     uint32_t const empty = ring().empty(Ring::stage(use));
@@ -165,12 +165,12 @@ struct GemmSm90Consumer : GemmSm90Stages<Config> {
     for (int step = 1; step < steps; ++step) {
       ring().consumer_wait(use + step);
       issue(Ring::stage(use + step), true);
-      cute::warpgroup_wait<1>();
+      warpgroup_wait<1>();
       release(use + step - 1);
     }
     // Only now: a warpgroup that waited for its stages earlier would take a former round of the ring for its own.
     if constexpr (T::kPingPong) ping_pong_pass<T::kWarpgroups>();
-    cute::warpgroup_wait<0>();
+    warpgroup_wait<0>();
 #pragma unroll
     for (int mma = 0; mma < T::kMmas; ++mma) fence_accumulators(sums[mma]);
     release(use + steps - 1);

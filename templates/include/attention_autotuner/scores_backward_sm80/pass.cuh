@@ -130,8 +130,8 @@ struct PassWarp {
 
   __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
   __device__ __forceinline__ static void arrive() {
-    cute::cp_async_fence();
-    cute::cp_async_wait<0>();
+    cp_async_fence();
+    cp_async_wait<0>();
     __syncthreads();
   }
   __device__ __forceinline__ uint32_t lse_delta(int slot) const {

@@ -35,7 +35,7 @@ __device__ __forceinline__ void write_output(Warp& w) {
   using Tile = typename T::TileO;
   auto const& params = w.params;
 
-  cute::cp_async_wait<0>();  // no load of this tile may land in the memory that is staged in now
+  cp_async_wait<0>();  // no load of this tile may land in the memory that is staged in now
   __syncthreads();
   float (&sum)[T::kRowTiles][2] = w.score_mod.sum;
 #pragma unroll

@@ -52,13 +52,13 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
     } else {
       w.copy_v_part(!fetched_early(key_tile, event), key_tile, 0, part, num_parts);
     }
-    if (part == num_parts - 1) cute::cp_async_fence();
+    if (part == num_parts - 1) cp_async_fence();
   };
   auto arrive = [&](bool first) {
     if (T::kSlices == 1 && first) {
-      cute::cp_async_wait<1>();
+      cp_async_wait<1>();
     } else {
-      cute::cp_async_wait<kLookahead - 1>();
+      cp_async_wait<kLookahead - 1>();
     }
     __syncthreads();
   };
@@ -72,7 +72,7 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
   }
   if (T::kSlices == 1) {
     w.copy_v(key_tile, 0);
-    cute::cp_async_fence();
+    cp_async_fence();
   }
   for (; key_tile >= 0; --key_tile) {
     typename Warp::Scores s;
@@ -103,16 +103,16 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
     int const slot = (T::kFirstSlot + stage) % T::kStages;
     if (stage == 0 && T::kFirstEarly) continue;
     w.copy_k(key_tile - stage, 0, slot);
-    if (stage == 0) cute::cp_async_fence();  // the first MMA need not wait for V
+    if (stage == 0) cp_async_fence();  // the first MMA need not wait for V
     w.copy_v(key_tile - stage, slot);
-    cute::cp_async_fence();
+    cp_async_fence();
   }
   for (int slot = T::kFirstSlot; key_tile >= 0; --key_tile) {
     bool const first = key_tile == w.tiles - 1;
     if (first) {
-      cute::cp_async_wait<kAhead>();
+      cp_async_wait<kAhead>();
     } else {
-      cute::cp_async_wait<kAhead - 1>();
+      cp_async_wait<kAhead - 1>();
     }
     __syncthreads();
     int const fetch_slot = slot == 0 ? T::kStages - 1 : slot - 1;
@@ -123,9 +123,9 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
       w.copy_k_part(key_tile - kAhead, 0, fetch_slot, step, Warp::kQSteps);
       w.copy_v_part(true, key_tile - kAhead, fetch_slot, step, Warp::kQSteps);
     });
-    cute::cp_async_fence();
+    cp_async_fence();
     if (first) {
-      cute::cp_async_wait<kAhead>();
+      cp_async_wait<kAhead>();
       __syncthreads();
     }
     w.accumulate(s, key_tile, slot, Nothing{});
@@ -142,16 +142,16 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 
   int key_tile = w.tiles - 1;
   w.copy_k(key_tile, 0, key_tile & 1);
-  cute::cp_async_fence();
+  cp_async_fence();
   w.copy_k(key_tile - 1, 0, (key_tile - 1) & 1);
   w.copy_v(key_tile, key_tile & 1);
-  cute::cp_async_fence();
-  cute::cp_async_wait<1>();
+  cp_async_fence();
+  cp_async_wait<1>();
   __syncthreads();
   typename Warp::Scores s;
   w.gemm_qk(s, 0, key_tile & 1, Nothing{});
   for (; key_tile >= 0; --key_tile) {
-    cute::cp_async_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
     w.start_k(key_tile - 2, 0, key_tile & 1);
     w.start_v(key_tile - 1, (key_tile - 1) & 1);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 #pragma unroll
       for (int qk_step = 0; qk_step < Warp::kQSteps; ++qk_step) numerators(qk_step);
     }
-    cute::cp_async_fence();
+    cp_async_fence();
 #pragma unroll
     for (int key_step = 0; key_step < Warp::kKeySteps; ++key_step) {
       w.gemm_pv(p[key_step], key_step, key_tile & 1, Nothing{});

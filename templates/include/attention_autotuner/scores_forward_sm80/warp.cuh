@@ -189,7 +189,7 @@ struct ForwardWarp : ForwardRows<Config> {
   // so it is a pass over Q's shared memory behind a wait of its own; entered with all of Q's copies issued.
   __device__ __forceinline__ void apply_scale_sign() const {
     if (score_scale(params) > 0.0f) return;
-    cute::cp_async_wait<0>();
+    cp_async_wait<0>();
     __syncthreads();
     uint32_t const keep = score_scale(params) == 0.0f ? 0u : 0xffffffffu;
     for (int word = thread_index(); word < T::TileQ::kBytes / 4; word += T::kThreads) {
@@ -207,15 +207,15 @@ struct ForwardWarp : ForwardRows<Config> {
   __device__ __forceinline__ void load_q(TileCoordinates const& tile) {
     this->copy_q(tile);
     if constexpr (T::kFirstEarly) {
-      cute::cp_async_fence();
+      cp_async_fence();
       copy_k(tiles - 1, 0, T::kFirstSlot);
-      cute::cp_async_fence();
+      cp_async_fence();
       copy_v(tiles - 1, T::kFirstSlot);
-      cute::cp_async_fence();
+      cp_async_fence();
     }
     if constexpr (T::kScoreMod == ScoreMod::kSoftmax) apply_scale_sign();
     if constexpr (T::kQInRegisters) {
-      cute::cp_async_wait<T::kFirstEarly ? 2 : 0>();
+      cp_async_wait<T::kFirstEarly ? 2 : 0>();
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {

@@ -7,19 +7,12 @@
 // How tiles lie in shared memory: see sm90/swizzle.cuh.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <cute/arch/mma_sm90_gmma.hpp>
-#include <type_traits>
-#include <utility>
 
 #include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/wgmma_atoms.cuh"
 
 namespace attention_autotuner {
-
-using cute::SM90::GMMA::Major;
 
 inline constexpr int kMmaDepth = 16;  // of one instruction
 
@@ -36,52 +29,36 @@ __device__ __forceinline__ uint64_t advance_desc(uint64_t desc, int bytes) {
   return (desc >> 32) << 32 | (uint32_t(desc) + uint32_t(bytes >> 4));
 }
 
-// The atoms of 64 rows by N columns: A and B in shared memory (SS), or A in registers (RS).
-template <typename Element, int N>
-struct WgmmaAtom;
-#define ATTENTION_AUTOTUNER_WGMMA(ELEMENT, NAME, N)                                 \
-  template <>                                                                       \
-  struct WgmmaAtom<ELEMENT, N> {                                                    \
-    template <Major A, Major B>                                                     \
-    using SS = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_SS<A, B>;        \
-    template <Major B>                                                              \
-    using RS = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_RS<Major::K, B>; \
-  }
-ATTENTION_AUTOTUNER_WGMMA(__half, F16, 64);
-ATTENTION_AUTOTUNER_WGMMA(__half, F16, 128);
-ATTENTION_AUTOTUNER_WGMMA(__half, F16, 192);
-ATTENTION_AUTOTUNER_WGMMA(__half, F16, 256);
-ATTENTION_AUTOTUNER_WGMMA(__nv_bfloat16, BF16, 64);
-ATTENTION_AUTOTUNER_WGMMA(__nv_bfloat16, BF16, 128);
-ATTENTION_AUTOTUNER_WGMMA(__nv_bfloat16, BF16, 192);
-ATTENTION_AUTOTUNER_WGMMA(__nv_bfloat16, BF16, 256);
-#undef ATTENTION_AUTOTUNER_WGMMA
+// What CuTe has under these names in a header that takes longer to compile than a kernel.
+inline namespace cute {
 
-template <typename Atom, int Registers, size_t... I>
-__device__ __forceinline__ void issue_ss(float (&d)[Registers], uint64_t a, uint64_t b, bool accumulate,
-                                         std::index_sequence<I...>) {
-  using cute::SM90::GMMA::ScaleOut;
-  Atom::fma(a, b, d[I]..., accumulate ? ScaleOut::One : ScaleOut::Zero);
+// Before MMAs: their operands in registers are written.
+__device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+// The MMAs so far are a group.
+__device__ __forceinline__ void warpgroup_commit_batch() {
+  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 }
-template <typename Atom, int Registers, size_t... I>
-__device__ __forceinline__ void issue_rs(float (&d)[Registers], uint32_t const* a, uint64_t b, bool accumulate,
-                                         std::index_sequence<I...>) {
-  using cute::SM90::GMMA::ScaleOut;
-  Atom::fma(a[0], a[1], a[2], a[3], b, d[I]..., accumulate ? ScaleOut::One : ScaleOut::Zero);
+// Until all groups but the last `Pending` are done.
+template <int Pending>
+__device__ __forceinline__ void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(Pending) : "memory");
 }
+
+}  // namespace cute
+
+// Which dimension of an operand's tile in shared memory is contiguous: the one that is summed over, or the other.
+enum class Major { K, MN };
 
 // d (+)= A B over one step of the depth, both in shared memory. Operands are K-major where the columns of their tiles,
 // A [rows, depth] and B [columns, depth], are what is summed over, and MN-major where the rows are.
 template <typename Element, Major kMajorA = Major::K, Major kMajorB = Major::K, int Registers>
 __device__ __forceinline__ void gemm_ss(float (&d)[Registers], uint64_t a, uint64_t b, bool accumulate) {
-  issue_ss<typename WgmmaAtom<Element, 2 * Registers>::template SS<kMajorA, kMajorB>>(
-      d, a, b, accumulate, std::make_index_sequence<Registers>{});
+  Wgmma<2 * Registers>::template ss<Element, int(kMajorB), int(kMajorA)>(d, a, b, accumulate);
 }
 // The same with A in registers.
 template <typename Element, Major kMajorB, int Registers>
 __device__ __forceinline__ void gemm_rs(float (&d)[Registers], uint32_t const* a, uint64_t b, bool accumulate) {
-  issue_rs<typename WgmmaAtom<Element, 2 * Registers>::template RS<kMajorB>>(d, a, b, accumulate,
-                                                                             std::make_index_sequence<Registers>{});
+  Wgmma<2 * Registers>::template rs<Element, int(kMajorB)>(d, a, b, accumulate);
 }
 
 // Keep the compiler from moving reads of accumulators to before the wait for the MMAs that write them, and operands
@@ -89,12 +66,12 @@ __device__ __forceinline__ void gemm_rs(float (&d)[Registers], uint32_t const* a
 template <int Registers>
 __device__ __forceinline__ void fence_accumulators(float (&d)[Registers]) {
 #pragma unroll
-  for (int i = 0; i < Registers; ++i) cute::warpgroup_fence_operand(d[i]);
+  for (int i = 0; i < Registers; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 template <int Registers>
 __device__ __forceinline__ void fence_operands(uint32_t (&a)[Registers]) {
 #pragma unroll
-  for (int i = 0; i < Registers; ++i) cute::warpgroup_fence_operand(a[i]);
+  for (int i = 0; i < Registers; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
 }  // namespace attention_autotuner

@@ -1,7 +1,7 @@
 // WGMMA of 64 rows by N columns over a depth of 16, as instructions: A in shared memory (ss) or in registers (rs), B in
-// shared memory with its columns or, transposed, its rows as what is summed over.
+// shared memory with its columns or, transposed, its rows as what is summed over; A in shared memory likewise.
 //
-// CUTLASS has the same for fewer N in headers that take most of the compile time of a kernel.
+// CuTe has the same in headers that take longer to compile than a kernel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -84,11 +84,11 @@ struct Wgmma;
   ATTENTION_AUTOTUNER_OPERANDS_240, ATTENTION_AUTOTUNER_OPERANDS(120, 121, 122, 123, 124, 125, 126, 127)
 
 // The instruction of one element type; `I` to `M` number the inputs, which come after the accumulators.
-#define ATTENTION_AUTOTUNER_SS(N, TYPE, I, J, K, L)                                                                 \
+#define ATTENTION_AUTOTUNER_SS(N, TYPE, I, J, K, L, M)                                                              \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #K ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
-               " {" ATTENTION_AUTOTUNER_NAMES_##N "}, %" #I ", %" #J ", p, 1, 1, 0, %" #L ";\n}\n"                  \
+               " {" ATTENTION_AUTOTUNER_NAMES_##N "}, %" #I ", %" #J ", p, 1, 1, %" #M ", %" #L ";\n}\n"            \
                : ATTENTION_AUTOTUNER_OPERANDS_##N                                                                   \
-               : "l"(a), "l"(b), "r"(accumulate), "n"(TransposedB))
+               : "l"(a), "l"(b), "r"(accumulate), "n"(TransposedB), "n"(TransposedA))
 #define ATTENTION_AUTOTUNER_RS(N, TYPE, I, J, K, L, M, O, P)                                                        \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #O ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE \
                " {" ATTENTION_AUTOTUNER_NAMES_##N "}, {%" #I ", %" #J ", %" #K ", %" #L "}, %" #M ", p, 1, 1, %" #P \
@@ -98,12 +98,12 @@ struct Wgmma;
 #define ATTENTION_AUTOTUNER_WGMMA(N, I, J, K, L, M, O, P)                                                            \
   template <>                                                                                                        \
   struct Wgmma<N> {                                                                                                  \
-    template <typename Element, int TransposedB>                                                                     \
+    template <typename Element, int TransposedB, int TransposedA = 0>                                                \
     __device__ __forceinline__ static void ss(float (&sums)[N / 2], uint64_t a, uint64_t b, int accumulate) {        \
       if constexpr (std::is_same_v<Element, __half>) {                                                               \
-        ATTENTION_AUTOTUNER_SS(N, "f16.f16", I, J, K, L);                                                            \
+        ATTENTION_AUTOTUNER_SS(N, "f16.f16", I, J, K, L, M);                                                         \
       } else {                                                                                                       \
-        ATTENTION_AUTOTUNER_SS(N, "bf16.bf16", I, J, K, L);                                                          \
+        ATTENTION_AUTOTUNER_SS(N, "bf16.bf16", I, J, K, L, M);                                                       \
       }                                                                                                              \
     }                                                                                                                \
     template <typename Element, int TransposedB>                                                                     \

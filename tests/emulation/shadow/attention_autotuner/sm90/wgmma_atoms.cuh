@@ -11,10 +11,10 @@ namespace attention_autotuner {
 
 template <int N>
 struct Wgmma {
-  template <typename Element, int TransposedB>
+  template <typename Element, int TransposedB, int TransposedA = 0>
   static void ss(float (&sums)[N / 2], uint64_t a, uint64_t b, int accumulate) {
-    ::emulation::issue_mma({N, !std::is_same_v<Element, __half>, false, false, TransposedB != 0}, sums, a, nullptr, b,
-                           accumulate != 0);
+    ::emulation::issue_mma({N, !std::is_same_v<Element, __half>, false, TransposedA != 0, TransposedB != 0}, sums, a,
+                           nullptr, b, accumulate != 0);
   }
   template <typename Element, int TransposedB>
   static void rs(float (&sums)[N / 2], uint32_t const* a, uint64_t b, int accumulate) {
