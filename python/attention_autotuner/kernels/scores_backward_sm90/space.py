@@ -29,13 +29,17 @@ class BackwardSm90Space:
         tiles: (warpgroups, block_columns) pairs.
         ping_pong: values of that knob, where a pass can.
         cta_orders: orders of the list of CTAs.
+        exchanges: (stages of P exchanged, of the mask, slices of a tile, slots of the ring) of dV, where its two slices
+            share scores. They are searched and no default, until they were measured.
     """
 
     tiles: tuple[tuple[int, int], ...] = ((2, 128), (3, 64), (2, 64))
     ping_pong: tuple[bool, ...] = (True, False)
     cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
+    exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 1, 2, 8), (1, 2, 2, 7), (1, 1, 1, 4))
 
 
+SHARED_TILE = (2, 64)  # warpgroups and block_columns of a pass whose slices share scores
 SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have the values above
 
 
@@ -81,6 +85,23 @@ def _points(
         if knobs not in seen:
             seen.add(knobs)
             yield knobs
+            if (groups, columns) == SHARED_TILE and slices == 2 and not ping_pong:
+                yield from _sharing_scores(knobs, space)
+
+
+def _sharing_scores(
+    knobs: BackwardSm90Knobs, space: BackwardSm90Space
+) -> Iterator[BackwardSm90Knobs]:
+    """Both slices of dV as a cluster, in which each computes half of the scores."""
+    for exchange_stages, num_stages, depth_slices, slice_stages in space.exchanges:
+        dv = replace(
+            knobs.dv,
+            num_stages=num_stages,
+            depth_slices=depth_slices,
+            slice_stages=slice_stages,
+            exchange_stages=exchange_stages,
+        )
+        yield replace(knobs, dv=dv)
 
 
 def fit(shape: Sm90PassShape, spec: ArchSpec) -> Sm90Pass | None:
