@@ -68,9 +68,10 @@ ROWS = Problem(
 SQUARE = replace(ROWS, batch=2, heads_q=1, seqlen_q=130, seqlen_k=130, causal=True)
 
 
-def candidate(dtype: DType = "fp16", **knobs: Any) -> Candidate:
+def candidate(dtype: DType = "fp16", kept: int = 0, **knobs: Any) -> Candidate:
     shared = {"slices": 2, "num_stages": 1, "depth_slices": 2, "slice_stages": 8}
     dv = replace(PLAIN, **(shared | {"exchange_stages": 1} | knobs))
+    plain = replace(PLAIN, kept_depth=kept)
     return Candidate(
         op="retnet",
         direction="backward",
@@ -78,7 +79,7 @@ def candidate(dtype: DType = "fp16", **knobs: Any) -> Candidate:
         dtype=dtype,
         padded_dim_qk=128,
         padded_dim_v=128,
-        knobs=BackwardSm90Knobs(dq=PLAIN, dk=PLAIN, dv=dv),
+        knobs=BackwardSm90Knobs(dq=plain, dk=plain, dv=dv),
     )
 
 
@@ -99,8 +100,8 @@ def test_shared_scores_are_right(emulated: LoadedKernel) -> None:
         {"depth_slices": 1, "slice_stages": 3, "exchange_stages": 2},
     ],
 )
-def test_other_rings_are_right(tmp_path: Path, knobs: dict[str, Any]) -> None:
-    kernel = build(candidate("bf16", **knobs), tmp_path)
+def test_other_rings_and_kept_depth_are_right(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    kernel = build(candidate("bf16", kept=64, **knobs), tmp_path)
     outcome = check(kernel, [replace(ROWS, dtype="bf16")], RUNS[::2])
     assert outcome.ok, outcome.reason
 

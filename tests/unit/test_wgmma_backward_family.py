@@ -182,7 +182,7 @@ def test_slices_of_dv_that_share_scores_are_offered_and_no_default() -> None:
         for selected in POLICY.legal(MASKED)
         if selected.family == "sm90" and knobs_of(selected).dv.exchange_stages
     ]
-    assert len(sharing) == 6
+    assert len(sharing) == 12
     assert {knobs_of(selected).dv.step_columns for selected in sharing} == {128}
     default = POLICY.default(MASKED)
     shorter = [estimate(MASKED, selected, POLICY.spec).us for selected in sharing]

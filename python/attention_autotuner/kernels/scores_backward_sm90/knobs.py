@@ -25,6 +25,7 @@ class Sm90Pass(Warpgroups):
         exchange_stages: stages of P that the two slices of a result send each other, as a cluster in which each
             computes ``block_columns`` of a step's scores; 0 where each computes all of them. Tiles of both MMAs then
             go through one ring of ``slice_stages`` slots, each in ``depth_slices`` slices.
+        kept_depth: columns of the first MMA's left tile that stay in registers, so that shared memory is read less.
     """
 
     warpgroups: int
@@ -35,6 +36,7 @@ class Sm90Pass(Warpgroups):
     slices: int = 1
     ping_pong: bool = False
     exchange_stages: int = field(default=0, metadata=LATER)
+    kept_depth: int = field(default=0, metadata=LATER)
 
     @property
     def block_rows(self) -> int:
@@ -51,8 +53,9 @@ class Sm90Pass(Warpgroups):
         """This part of the candidate's name."""
         tile = f"g{self.warpgroups}c{self.block_columns}s{self.num_stages}"
         ping_pong = "t" if self.ping_pong else ""
+        kept = f"k{self.kept_depth}" if self.kept_depth else ""
         exchange = f"e{self.exchange_stages}" if self.exchange_stages else ""
-        return f"{tile}p{self.depth_slices}x{self.slice_stages}v{self.slices}{ping_pong}{exchange}"
+        return f"{tile}p{self.depth_slices}x{self.slice_stages}v{self.slices}{ping_pong}{exchange}{kept}"
 
 
 @dataclass(frozen=True, kw_only=True)

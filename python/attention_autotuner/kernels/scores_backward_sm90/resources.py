@@ -55,8 +55,10 @@ class Sm90PassShape(Sm90Shape):
 
     @property
     def fragment_registers(self) -> int:
-        """Registers that a thread's fragments of the result, the scores and P take."""
-        return self.columns // 2 + self.knobs.block_columns // 2 + self.knobs.step_columns // 4
+        """Registers that a thread's fragments take: the result, scores, P and what it keeps of the left tile."""
+        knobs = self.knobs
+        scores = knobs.block_columns // 2 + knobs.step_columns // 4
+        return self.columns // 2 + scores + knobs.kept_depth // 4
 
     @property
     def kept_registers(self) -> int:

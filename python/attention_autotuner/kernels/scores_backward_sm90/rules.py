@@ -44,6 +44,15 @@ def _slice_stages_range(s: Sm90PassShape) -> str | None:
     return f"slice_stages must be in {least}..{MAX_SLICE_STAGES}, got {s.knobs.slice_stages}"
 
 
+def _kept_depth_range(s: Sm90PassShape) -> str | None:
+    kept = s.knobs.kept_depth
+    if kept == 0 or (
+        0 < kept < s.depth and kept % SWIZZLE_COLUMNS == 0 and not s.knobs.exchange_stages
+    ):
+        return None
+    return f"kept_depth must be blocks of {SWIZZLE_COLUMNS} below {s.depth}, got {kept}"
+
+
 def _two_slices_share_scores(s: Sm90PassShape) -> str | None:
     if not s.knobs.exchange_stages or (s.result == "dv" and s.knobs.slices == 2):
         return None
@@ -87,6 +96,7 @@ PASS_SM90_PREDICATES: dict[str, Rule[Sm90PassShape]] = {
     "slices_divide_depth": _slices_divide_depth,
     "slice_stages_range": _slice_stages_range,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
+    "kept_depth_range": _kept_depth_range,
     "exchange_stages_range": within("exchange_stages", 0, MAX_EXCHANGE_STAGES),
     "two_slices_share_scores": _two_slices_share_scores,
     "shared_scores_have_no_ping_pong": _shared_scores_have_no_ping_pong,

@@ -41,10 +41,13 @@ struct PassSm90Traits {
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 152;
   static constexpr int kRegistersBesideFragments = 40;
-  static constexpr int kFragmentRegisters = kColumns / 2 + kBlockColumns / 2 + kStepColumns / 4;  // result, S and P
+  static constexpr int kKeptBlock = 64;
+  // Result, S, P and what is kept of X.
+  static constexpr int kFragmentRegisters = kColumns / 2 + kBlockColumns / 2 + kStepColumns / 4 + Pass::kKeptDepth / 4;
   // X of 64 columns stays in registers where there are enough: shared memory is what narrow head dims wait for.
   static constexpr bool kKeepsX = kDepth == 64 && !kSharesScores &&
                                   kFragmentRegisters + kDepth / 4 + kRegistersBesideFragments <= kConsumerRegisters;
+  static constexpr int kKeptDepth = kKeepsX ? kDepth : Pass::kKeptDepth;  // of wider X, its first columns alone
 
   static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
                 "padded_dim_qk_range");
@@ -60,6 +63,9 @@ struct PassSm90Traits {
   static_assert(kSliceStages >= 2 && kSliceStages <= 8 && (kDepthSlices == 1 || kSliceStages >= 3),
                 "slice_stages_range");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
+  static_assert(Pass::kKeptDepth % kKeptBlock == 0 && Pass::kKeptDepth >= 0 && Pass::kKeptDepth < kDepth &&
+                    (Pass::kKeptDepth == 0 || !kSharesScores),
+                "kept_depth_range");
   static_assert(kExchangeStages >= 0 && kExchangeStages <= 2, "exchange_stages_range");
   static_assert(!kSharesScores || (kResult == Result::kDv && kSlices == 2), "two_slices_share_scores");
   static_assert(!kSharesScores || !kPingPong, "shared_scores_have_no_ping_pong");
