@@ -63,6 +63,12 @@ ILLEGAL = {
     "slices_divide_depth": passes(depth_slices=3, slice_stages=3),
     "slice_stages_range": passes(slice_stages=1),
     "fragments_fit_warpgroup": passes({"padded_dim_qk": 256}, block_columns=128),
+    "kept_depth_range": passes(kept_depth=128),
+    "exchange_stages_range": passes(exchange_stages=3),
+    "two_slices_share_scores": passes(exchange_stages=1),
+    "shared_scores_have_no_ping_pong": passes(exchange_stages=1, ping_pong=True),
+    "shared_ring_holds_step": passes(exchange_stages=1, slice_stages=2),
+    "shared_slices_fit_mma": passes({"padded_dim_qk": 192}, exchange_stages=1, depth_slices=3),
     "barriers_fit": passes(
         {"padded_dim_qk": 64, "padded_dim_v": 64}, num_stages=3, slice_stages=10
     ),

@@ -148,6 +148,8 @@ WGMMA_PASS_FLIPS: dict[str, Any] = {
     "slice_stages": 4,
     "slices": 2,
     "ping_pong": True,
+    "exchange_stages": 1,
+    "kept_depth": 64,
 }
 WGMMA_SPLIT = BackwardSm90Knobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
 OTHER_WGMMA_PASS = replace(WGMMA_PASS, num_stages=1)

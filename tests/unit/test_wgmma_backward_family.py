@@ -171,8 +171,24 @@ def test_the_model_knows_that_warpgroups_are_faster() -> None:
     best = ranked[0][1].us
     causal = replace(MASKED, causal=True)
     assert estimate(causal, POLICY.default(causal), POLICY.spec).us < 0.7 * best
+    untuned = estimate(MASKED, POLICY.default(MASKED), POLICY.spec).us
     longer = replace(MASKED, seqlen_q=4096)
-    assert 1.8 < estimate(longer, POLICY.default(longer), POLICY.spec).us / best < 2.2
+    assert 1.8 < estimate(longer, POLICY.default(longer), POLICY.spec).us / untuned < 2.2
+
+
+def test_slices_of_dv_that_share_scores_are_offered_and_no_default() -> None:
+    sharing = [
+        selected
+        for selected in POLICY.legal(MASKED)
+        if selected.family == "sm90" and knobs_of(selected).dv.exchange_stages
+    ]
+    assert len(sharing) == 12
+    assert {knobs_of(selected).dv.step_columns for selected in sharing} == {128}
+    default = POLICY.default(MASKED)
+    shorter = [estimate(MASKED, selected, POLICY.spec).us for selected in sharing]
+    assert max(shorter) < estimate(MASKED, default, POLICY.spec).us
+    assert knobs_of(default).dv.exchange_stages == 0
+    assert not any("e1_" in c.name for c in POLICY.legal(replace(MASKED, dim_v=256)))
 
 
 def test_shared_heads_walk_as_many_queries() -> None:

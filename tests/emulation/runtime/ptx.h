@@ -216,6 +216,7 @@ inline void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(uint64_t t
   reduce_bytes(reinterpret_cast<float*>(target), source, bytes);
 }
 inline void prefetch_tensormap(uint64_t) {}
+inline void cp_async_bulk_prefetch_tensor_4d_L2_global_tile(uint64_t, int, int, int, int) {}
 inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
 
 // --- cp.async: copied at the wait for its group

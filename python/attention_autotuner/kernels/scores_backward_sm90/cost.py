@@ -38,7 +38,7 @@ def _predict_pass(
     by_queries = shape.result == "dq"
     group = 1 if by_queries else problem.heads_q // problem.heads_kv
     steps = tiles_of(
-        problem, block=knobs.block_rows, step=knobs.block_columns, by_queries=by_queries
+        problem, block=knobs.block_rows, step=knobs.step_columns, by_queries=by_queries
     )
     tiles = TileList(
         steps=tuple(group * count for count in steps),
@@ -47,17 +47,18 @@ def _predict_pass(
         slices=knobs.slices,
         longest_first=knobs_of(shape.candidate).cta_order == "longest_first",
     )
-    scores, columns = knobs.block_rows * knobs.block_columns, shape.depth + shape.columns
+    scores = knobs.block_rows * knobs.block_columns
+    streamed = knobs.block_columns * shape.depth + knobs.step_columns * shape.columns  # elements
     return predict_steps(
         tiles,
         spec,
         usage,
         fit,
         threads=knobs.num_threads,
-        mma_clk=mma_clk(scores * columns, spec) / fit.wgmma_efficiency,
+        mma_clk=mma_clk(knobs.block_rows * streamed, spec) / fit.wgmma_efficiency,
         exposed_clk=fit.wgmma_score_clk * scores + fit.wgmma_step_clk,
         block_clk=fit.wgmma_tile_clk,
-        moved_bytes=ELEMENT_BYTES * (knobs.block_columns * columns + scores),
+        moved_bytes=ELEMENT_BYTES * (streamed + scores),
         once=once_bytes(problem),
         overlap_loss=fit.wgmma_overlap_loss,
     )

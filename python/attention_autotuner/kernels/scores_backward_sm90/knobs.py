@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ...core.candidate import Service, knobs_as
+from ...core.identity import LATER
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 
 
@@ -21,6 +22,10 @@ class Sm90Pass(Warpgroups):
         slice_stages: shared-memory stages of such slices.
         slices: CTAs that share rows and split the result's head dim.
         ping_pong: consumer warpgroups issue their MMAs by turns, so that one modifies scores while another's MMAs run.
+        exchange_stages: stages of P that the two slices of a result send each other, as a cluster in which each
+            computes ``block_columns`` of a step's scores; 0 where each computes all of them. Tiles of both MMAs then
+            go through one ring of ``slice_stages`` slots, each in ``depth_slices`` slices.
+        kept_depth: columns of the first MMA's left tile that stay in registers, so that shared memory is read less.
     """
 
     warpgroups: int
@@ -30,6 +35,8 @@ class Sm90Pass(Warpgroups):
     slice_stages: int
     slices: int = 1
     ping_pong: bool = False
+    exchange_stages: int = field(default=0, metadata=LATER)
+    kept_depth: int = field(default=0, metadata=LATER)
 
     @property
     def block_rows(self) -> int:
@@ -37,11 +44,18 @@ class Sm90Pass(Warpgroups):
         return 64 * self.warpgroups
 
     @property
+    def step_columns(self) -> int:
+        """Rows of the other side of one step of the CTAs that share its scores."""
+        return self.block_columns * (self.slices if self.exchange_stages else 1)
+
+    @property
     def label(self) -> str:
         """This part of the candidate's name."""
         tile = f"g{self.warpgroups}c{self.block_columns}s{self.num_stages}"
         ping_pong = "t" if self.ping_pong else ""
-        return f"{tile}p{self.depth_slices}x{self.slice_stages}v{self.slices}{ping_pong}"
+        kept = f"k{self.kept_depth}" if self.kept_depth else ""
+        exchange = f"e{self.exchange_stages}" if self.exchange_stages else ""
+        return f"{tile}p{self.depth_slices}x{self.slice_stages}v{self.slices}{ping_pong}{exchange}{kept}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,10 @@ class Sm90PassShape(Sm90Shape):
 
     @property
     def fragment_registers(self) -> int:
-        """Registers that a thread's fragments of the result, the scores and P take."""
-        return self.columns // 2 + self.knobs.block_columns * 3 // 4
+        """Registers that a thread's fragments take: the result, scores, P and what it keeps of the left tile."""
+        knobs = self.knobs
+        scores = knobs.block_columns // 2 + knobs.step_columns // 4
+        return self.columns // 2 + scores + knobs.kept_depth // 4
 
     @property
     def kept_registers(self) -> int:
@@ -64,12 +66,18 @@ class Sm90PassShape(Sm90Shape):
         kept = self.depth // 4
         taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
         fits = taken <= (self.consumer_registers or 0)
-        return kept if self.depth == sm90_tiles.SWIZZLE_COLUMNS and fits else 0
+        stays = self.depth == sm90_tiles.SWIZZLE_COLUMNS and not self.knobs.exchange_stages
+        return kept if stays and fits else 0
 
     @property
     def barriers(self) -> int:
         """Barriers in shared memory."""
-        return 2 + 2 * self.knobs.slice_stages + 4 * self.knobs.num_stages
+        knobs = self.knobs
+        if knobs.exchange_stages:
+            stages = 2 * (knobs.num_stages + knobs.exchange_stages) * knobs.warpgroups
+        else:
+            stages = 4 * knobs.num_stages
+        return 2 + 2 * knobs.slice_stages + stages
 
 
 def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
@@ -86,11 +94,15 @@ def smem_bytes(shape: Sm90PassShape) -> int:
     """Dynamic shared memory of one CTA, bytes."""
     knobs = shape.knobs
     depth_slice = knobs.block_columns * (shape.depth // knobs.depth_slices)
-    stage = knobs.block_columns * (shape.columns + knobs.block_rows)
-    tiles = (
-        knobs.block_rows * shape.depth + knobs.slice_stages * depth_slice + knobs.num_stages * stage
-    )
+    mask = knobs.block_columns * knobs.block_rows
     factors = 0 if shape.result == "dq" else knobs.num_stages * knobs.block_columns * FACTOR_BYTES
+    if knobs.exchange_stages:
+        depth_slice = max(depth_slice, knobs.block_columns // knobs.depth_slices * shape.columns)
+        stages = (knobs.num_stages + knobs.exchange_stages) * mask
+        factors *= knobs.warpgroups
+    else:
+        stages = knobs.num_stages * (knobs.block_columns * shape.columns + mask)
+    tiles = knobs.block_rows * shape.depth + knobs.slice_stages * depth_slice + stages
     return (
         sm90_tiles.ALIGNMENT_BYTES
         + sm90_tiles.ELEMENT_BYTES * tiles

@@ -12,6 +12,9 @@ from .resources import Sm90PassShape, needs, shapes
 
 MAX_STAGES = 3
 MAX_SLICE_STAGES = 8
+MMA_DEPTH = 16
+MAX_EXCHANGE_STAGES = 2
+STEP_TILES = 3  # of a ring of shared scores, that MMAs in flight read
 
 
 def _sliced_depth_has_no_ping_pong(s: Sm90PassShape) -> str | None:
@@ -41,6 +44,42 @@ def _slice_stages_range(s: Sm90PassShape) -> str | None:
     return f"slice_stages must be in {least}..{MAX_SLICE_STAGES}, got {s.knobs.slice_stages}"
 
 
+def _kept_depth_range(s: Sm90PassShape) -> str | None:
+    kept = s.knobs.kept_depth
+    if kept == 0 or (
+        0 < kept < s.depth and kept % SWIZZLE_COLUMNS == 0 and not s.knobs.exchange_stages
+    ):
+        return None
+    return f"kept_depth must be blocks of {SWIZZLE_COLUMNS} below {s.depth}, got {kept}"
+
+
+def _two_slices_share_scores(s: Sm90PassShape) -> str | None:
+    if not s.knobs.exchange_stages or (s.result == "dv" and s.knobs.slices == 2):
+        return None
+    return f"two slices of dv exchange scores, got {s.knobs.slices} of {s.result}"
+
+
+def _shared_scores_have_no_ping_pong(s: Sm90PassShape) -> str | None:
+    if not s.knobs.exchange_stages or not s.knobs.ping_pong:
+        return None
+    return "warpgroups that share scores with another CTA cannot ping-pong: they wait for it"
+
+
+def _shared_ring_holds_step(s: Sm90PassShape) -> str | None:
+    least = STEP_TILES * s.knobs.depth_slices
+    if not s.knobs.exchange_stages or s.knobs.slice_stages >= least:
+        return None
+    return f"a step holds {least} slots of the ring, got {s.knobs.slice_stages}"
+
+
+def _shared_slices_fit_mma(s: Sm90PassShape) -> str | None:
+    if not s.knobs.exchange_stages or s.knobs.depth_slices < 1:
+        return None
+    if s.knobs.block_columns % (MMA_DEPTH * s.knobs.depth_slices) == 0:
+        return None
+    return f"slices of {s.knobs.block_columns} rows must be whole MMAs, got {s.knobs.depth_slices}"
+
+
 def _barriers_fit(s: Sm90PassShape) -> str | None:
     if 8 * s.barriers <= BARRIER_BYTES:
         return None
@@ -57,6 +96,12 @@ PASS_SM90_PREDICATES: dict[str, Rule[Sm90PassShape]] = {
     "slices_divide_depth": _slices_divide_depth,
     "slice_stages_range": _slice_stages_range,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
+    "kept_depth_range": _kept_depth_range,
+    "exchange_stages_range": within("exchange_stages", 0, MAX_EXCHANGE_STAGES),
+    "two_slices_share_scores": _two_slices_share_scores,
+    "shared_scores_have_no_ping_pong": _shared_scores_have_no_ping_pong,
+    "shared_ring_holds_step": _shared_ring_holds_step,
+    "shared_slices_fit_mma": _shared_slices_fit_mma,
     "barriers_fit": _barriers_fit,
 }
 

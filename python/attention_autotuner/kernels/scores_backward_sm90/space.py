@@ -29,13 +29,22 @@ class BackwardSm90Space:
         tiles: (warpgroups, block_columns) pairs.
         ping_pong: values of that knob, where a pass can.
         cta_orders: orders of the list of CTAs.
+        exchanges: (stages of P exchanged, of the mask, slices of a tile, slots of the ring) of dV, where its two slices
+            share scores. They are searched and no default, until they were measured.
+        kept_depth: values of that knob, where results take as many columns as an MMA has; the same holds for them.
     """
 
     tiles: tuple[tuple[int, int], ...] = ((2, 128), (3, 64), (2, 64))
     ping_pong: tuple[bool, ...] = (True, False)
     cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
+    exchanges: tuple[tuple[int, int, int, int], ...] = ((1, 1, 2, 8), (1, 2, 2, 7), (1, 1, 1, 4))
+    kept_depth: tuple[int, ...] = (0, SWIZZLE_COLUMNS)
 
 
+WIDE_TILE = (
+    2,
+    64,
+)  # warpgroups and block_columns whose fragments fit beside 256 columns of a result
 SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have the values above
 
 
@@ -81,6 +90,37 @@ def _points(
         if knobs not in seen:
             seen.add(knobs)
             yield knobs
+            if (groups, columns) == WIDE_TILE and not ping_pong:
+                yield from _wide_points(candidate, knobs, space)
+
+
+def _wide_points(
+    candidate: Candidate, knobs: BackwardSm90Knobs, space: BackwardSm90Space
+) -> Iterator[BackwardSm90Knobs]:
+    """Passes whose results are as wide as an MMA, which shared memory holds up: those that read less of it."""
+    every = shapes(replace(candidate, knobs=knobs))
+    widest = [shape.result for shape in every if shape.columns == MAX_COLUMNS]
+    shared = [knobs.dv]
+    if knobs.dv.slices == 2:  # as a cluster, in which each computes half of the scores
+        shared += [
+            replace(
+                knobs.dv,
+                num_stages=num_stages,
+                depth_slices=depth_slices,
+                slice_stages=slice_stages,
+                exchange_stages=exchange_stages,
+            )
+            for exchange_stages, num_stages, depth_slices, slice_stages in space.exchanges
+        ]
+    for dv, kept in product(shared, space.kept_depth):
+        passes = {
+            result: replace(item, kept_depth=kept)
+            for result, item in {**knobs.passes, "dv": dv}.items()
+            if result in widest and not item.exchange_stages
+        }
+        made = replace(knobs, **{"dv": dv, **passes})
+        if made != knobs:
+            yield made
 
 
 def fit(shape: Sm90PassShape, spec: ArchSpec) -> Sm90Pass | None:

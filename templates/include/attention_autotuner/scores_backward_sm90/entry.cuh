@@ -15,7 +15,7 @@
 #include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
-#include "attention_autotuner/scores_backward_sm90/mainloop.cuh"
+#include "attention_autotuner/scores_backward_sm90/kernel.cuh"
 #include "attention_autotuner/scores_backward_sm90/row_factors.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
@@ -163,7 +163,7 @@ struct BackwardSm90Entry {
     } else {
       descriptors.k(a.x[0], T::kBlockRows);
       descriptors.q(a.y[0], T::kBlockColumns);
-      descriptors.dout(a.z, T::kBlockColumns);
+      descriptors.dout(a.z, T::kZRows);
     }
     a.mainloops = p.r_grad && T::kResult != Result::kDv ? 2 : 1;
     return descriptors.made;
@@ -192,6 +192,17 @@ struct BackwardSm90Entry {
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
+    if constexpr (T::kSharesScores) {  // the slices of a tile of rows are a cluster
+      cudaLaunchAttribute attributes[2];
+      attributes[0].id = cudaLaunchAttributeClusterDimension;
+      attributes[0].val.clusterDim.x = T::kSlices;
+      attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+      attributes[1] = early;
+      config.gridDim.x -= config.gridDim.x % T::kSlices;
+      config.attrs = attributes;
+      ++config.numAttrs;
+      return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
+    }
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
   }
 

@@ -53,20 +53,20 @@ struct PassSm90Consumer : PassSm90Stages<T> {
 
   float result[T::kColumns / 2], s[T::kBlockColumns / 2];
   uint32_t p[T::kBlockColumns / 4];  // P, rounded
-  uint32_t x[T::kKeepsX ? T::kDepth / 4 : 1];
+  uint32_t x[T::kKeptDepth > 0 ? T::kKeptDepth / 4 : 1];
   float factor[2];  // of this lane's rows, where they are queries
   int slice_index;  // of Y's slices, the next to be multiplied
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
-  // Loads the main loop's X into registers, in the layout of an A operand.
+  // Loads the main loop's X, or its first columns, into registers, in the layout of an A operand.
   __device__ __forceinline__ void load_x() {
-    if constexpr (T::kKeepsX) {
+    if constexpr (T::kKeptDepth > 0) {
       int const matrix = lane_index() / 8, within = lane_index() % 8;
       int const row = consumer_row() / 16 * 16 + 8 * (matrix % 2) + within;
       uint32_t seen = 0;
 #pragma unroll
-      for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+      for (int step = 0; step < T::kKeptDepth / kMmaDepth; ++step) {
         int const chunk = 2 * step + matrix / 2;
         uint32_t words[4];
         load_matrix_x4(words, swizzled_address<T::kBlockRows>(smem, row, chunk, within));
@@ -74,8 +74,10 @@ struct PassSm90Consumer : PassSm90Stages<T> {
         for (int i = 0; i < 4; ++i) x[4 * step + i] = words[i];
         seen |= words[0];
       }
-      __syncwarp();
-      if (lane_index() == 0) arrive_after(seen, x_ring().empty(0));
+      if constexpr (T::kKeepsX) {
+        __syncwarp();
+        if (lane_index() == 0) arrive_after(seen, x_ring().empty(0));
+      }
     }
   }
   // S = X Y^T. Slices of Y but the last are released as soon as their MMAs are complete.
@@ -97,8 +99,9 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       for (int step = 0; step < T::kSliceDepth / kMmaDepth; ++step) {
         int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
         uint64_t const here = advance_desc(y, block * T::kBlockColumns * kSwizzleRowBytes + within);
-        if constexpr (T::kKeepsX) {
-          gemm_rs<Element, Major::K>(s, x + 4 * step, here, step > 0);
+        int const from = i * T::kSliceDepth + step * kMmaDepth;  // the first column of the depth
+        if (T::kKeepsX || from < T::kKeptDepth) {
+          gemm_rs<Element, Major::K>(s, x + from / 4, here, i + step > 0);
         } else {
           int const ahead = (i * kSliceBlocks + block) * T::kBlockRows * kSwizzleRowBytes + within;
           gemm_ss<Element>(s, advance_desc(rows, ahead), here, i + step > 0);
@@ -248,62 +251,5 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     }
   }
 };
-
-template <typename Work>
-struct Role {
-  using Type = Work;
-};
-
-// CTAs are persistent: each takes a tile of every round, the rounds in alternating direction, so that the longer tiles
-// fall to other CTAs each time. The first CTAs have one more tile where tiles are not shared out evenly.
-//
-// The passes do not wait for each other: each starts as CTAs of the one before end. The first waits for the factors,
-// and all end in order, so that waiting for the last is waiting for all.
-template <typename T>
-__global__ void __launch_bounds__(T::kThreads, 1)
-    scores_backward_sm90(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
-  extern __shared__ char smem_bytes[];
-  uint32_t const smem = aligned_shared(smem_bytes);
-  if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.init_barriers();
-  __syncthreads();
-  // All roles visit the same tiles, and count the stages that they have used.
-  auto for_each_tile = [&](auto role, auto&& use) {
-    int const ctas = int(gridDim.x);
-    int done = 0, mainloops = 0, place = list.tiles / ctas % 2 == 0 ? int(blockIdx.x) : ctas - 1 - int(blockIdx.x);
-#pragma unroll 1
-    for (int first = 0; first < list.tiles; first += ctas, place = ctas - 1 - place) {
-      if (first + place >= list.tiles) continue;
-      TileCoordinates const tile = tile_coordinates<T::kLongestFirst, T::kSlices, true>(first + place, list);
-      typename decltype(role)::Type work(arguments, smem, tile, list, done, mainloops);
-      use(work);
-      if (work.steps > 0) {
-        done += arguments.mainloops * work.steps;
-        mainloops += arguments.mainloops;
-      }
-    }
-  };
-  constexpr bool kFirst = T::kResult == Result::kDq;
-  if (!kFirst && threadIdx.x == 0) launch_dependent_grids();
-  if (threadIdx.x < kWarpgroupThreads) {
-    cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
-    Role<PassSm90Stages<T>> loads;
-    if (threadIdx.x == 0) for_each_tile(loads, [](auto const& work) { work.load_xy(); });
-    if (threadIdx.x / 32 == 1) for_each_tile(loads, [](auto const& work) { work.load_mask(); });
-    if (threadIdx.x == 64) for_each_tile(loads, [](auto const& work) { work.load_z(); });
-  } else {
-    cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
-    if (kFirst) {
-      wait_on_dependent_grids();
-      launch_dependent_grids();
-    }
-    if constexpr (T::kPingPong) ping_pong_begin<T::kWarpgroups>();
-    for_each_tile(Role<PassSm90Consumer<T>>{}, [](auto& work) {
-      work.mainloop();
-      work.write();
-    });
-    if constexpr (T::kPingPong) ping_pong_end();
-    if (!kFirst) wait_on_dependent_grids();
-  }
-}
 
 }  // namespace attention_autotuner

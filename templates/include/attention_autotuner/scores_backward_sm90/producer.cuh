@@ -81,7 +81,7 @@ struct PassSm90Stages : PassSm90Barriers<T> {
       Share<true> const share(common, tile.head);
       kv_head = share.kv_head;
       split = share.split;
-      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
+      range = TileRange::over_queries(common, first_row, T::kStepColumns, share.head, share.heads, T::kBlockRows);
     }
     steps = range.tiles();
   }

@@ -24,6 +24,11 @@ struct PassSm90Traits {
   static constexpr int kDepthSlices = Pass::kDepthSlices;  // of Y's head dim
   static constexpr int kSliceStages = Pass::kSliceStages;
   static constexpr int kSlices = Pass::kSlices;
+  // Both slices of a result form a cluster, in which each computes the scores of its half of a step and sends P to the
+  // other. Y and Z then go through one ring of slots, a slice of a tile of either in each; see shared_scores.cuh.
+  static constexpr int kExchangeStages = Pass::kExchangeStages;  // of P that comes from the other; 0 without
+  static constexpr bool kSharesScores = kExchangeStages > 0;
+  static constexpr int kStepColumns = kBlockColumns * (kSharesScores ? kSlices : 1);  // of all CTAs of a cluster
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros. Where r has a gradient, dQ
   // and dK need the signs of Q K^T beside dO V^T.
@@ -36,10 +41,13 @@ struct PassSm90Traits {
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 152;
   static constexpr int kRegistersBesideFragments = 40;
-  static constexpr int kFragmentRegisters = kColumns / 2 + kBlockColumns / 2 + kBlockColumns / 4;  // result, S and P
+  static constexpr int kKeptBlock = 64;
+  // Result, S, P and what is kept of X.
+  static constexpr int kFragmentRegisters = kColumns / 2 + kBlockColumns / 2 + kStepColumns / 4 + Pass::kKeptDepth / 4;
   // X of 64 columns stays in registers where there are enough: shared memory is what narrow head dims wait for.
-  static constexpr bool kKeepsX =
-      kDepth == 64 && kFragmentRegisters + kDepth / 4 + kRegistersBesideFragments <= kConsumerRegisters;
+  static constexpr bool kKeepsX = kDepth == 64 && !kSharesScores &&
+                                  kFragmentRegisters + kDepth / 4 + kRegistersBesideFragments <= kConsumerRegisters;
+  static constexpr int kKeptDepth = kKeepsX ? kDepth : Pass::kKeptDepth;  // of wider X, its first columns alone
 
   static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
                 "padded_dim_qk_range");
@@ -55,21 +63,38 @@ struct PassSm90Traits {
   static_assert(kSliceStages >= 2 && kSliceStages <= 8 && (kDepthSlices == 1 || kSliceStages >= 3),
                 "slice_stages_range");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
+  static_assert(Pass::kKeptDepth % kKeptBlock == 0 && Pass::kKeptDepth >= 0 && Pass::kKeptDepth < kDepth &&
+                    (Pass::kKeptDepth == 0 || !kSharesScores),
+                "kept_depth_range");
+  static_assert(kExchangeStages >= 0 && kExchangeStages <= 2, "exchange_stages_range");
+  static_assert(!kSharesScores || (kResult == Result::kDv && kSlices == 2), "two_slices_share_scores");
+  static_assert(!kSharesScores || !kPingPong, "shared_scores_have_no_ping_pong");
+  static_assert(!kSharesScores || kSliceStages >= 3 * kDepthSlices, "shared_ring_holds_step");
+  static_assert(!kSharesScores || kBlockColumns % (16 * kDepthSlices) == 0, "shared_slices_fit_mma");
 
-  // X, then stages of Y's slices, of Z and of the mask, all at multiples of 1024 bytes; barriers; factors.
+  // X, then stages of Y's slices, of Z and of the mask, all at multiples of 1024 bytes; barriers; factors. Where scores
+  // are shared: X, the ring's slots, stages of the mask and of P, barriers, factors.
   static constexpr int kXBytes = kBlockRows * kDepth * 2;
-  static constexpr int kYBytes = kBlockColumns * kSliceDepth * 2;
-  static constexpr int kZBytes = kBlockColumns * kColumns * 2;
+  static constexpr int kZRows = kSharesScores ? kBlockColumns / kDepthSlices : kBlockColumns;  // of a stage or slot
+  static constexpr int kZBytes = kZRows * kColumns * 2;
+  static constexpr int kYBytes =
+      maximum(kBlockColumns * kSliceDepth * 2, kSharesScores ? kZBytes : 0);  // of a slot of the ring, if one is shared
   static constexpr int kMaskBytes = kBlockRows * kBlockColumns * 2;
   static constexpr int kFactorBytes = kByQueries ? 0 : kBlockColumns * 4;
   static constexpr int kYOffset = kXBytes;
   static constexpr int kZOffset = kYOffset + kSliceStages * kYBytes;
-  static constexpr int kMaskOffset = kZOffset + kStages * kZBytes;
-  static constexpr int kBarrierOffset = kMaskOffset + kStages * kMaskBytes;
-  static constexpr int kBarriers = 2 + 2 * kSliceStages + 4 * kStages;
+  static constexpr int kMaskOffset = kZOffset + (kSharesScores ? 0 : kStages * kZBytes);
+  // A stage has for each warpgroup P of its rows, as its threads hold it.
+  static constexpr int kExchangeOffset = kMaskOffset + kStages * kMaskBytes;
+  static constexpr int kExchangedBytes = 64 * kBlockColumns * 2;
+  static constexpr int kBarrierOffset = kExchangeOffset + kExchangeStages * kWarpgroups * kExchangedBytes;
+  // Where scores are shared, each warpgroup has stages of the mask and of P for itself.
+  static constexpr int kStageBarriers = kSharesScores ? 2 * (kStages + kExchangeStages) * kWarpgroups : 4 * kStages;
+  static constexpr int kBarriers = 2 + 2 * kSliceStages + kStageBarriers;
   static constexpr int kFactorOffset = kBarrierOffset + 256;
+  static constexpr int kFactorCopies = kSharesScores ? kWarpgroups : 1;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
-  static constexpr int kSmemBytes = kAlignment + kFactorOffset + kStages * kFactorBytes;
+  static constexpr int kSmemBytes = kAlignment + kFactorOffset + kStages * kFactorCopies * kFactorBytes;
   static_assert(8 * kBarriers <= 256, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
