@@ -94,6 +94,7 @@ VARIANTS = [
         dq_share=DqShareSm90(dq_by="keys"),
         persistent=True,
         early_launches=True,
+        gathered_stores=True,
     ),
     candidate(
         (128, 112),
@@ -126,6 +127,7 @@ VARIANTS = [
         keys=item("scores_ahead", 80),
         dq=item("both_ahead", 96),
         early_launches=True,
+        gathered_stores=True,
     ),
     candidate(
         (80, 96),
@@ -140,6 +142,7 @@ VARIANTS = [
         keys=item("serial", shared_rows=True),
         dq=item("serial", 32),
         early_launches=True,
+        gathered_stores=True,
     ),
     candidate(
         (192, 192),
@@ -148,6 +151,7 @@ VARIANTS = [
         dv=item("scores_ahead"),
         dq=item("serial"),
         early_launches=True,
+        gathered_stores=True,
     ),
 ]
 

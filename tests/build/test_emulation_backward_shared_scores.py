@@ -79,7 +79,7 @@ def candidate(dtype: DType = "fp16", kept: int = 0, **knobs: Any) -> Candidate:
         dtype=dtype,
         padded_dim_qk=128,
         padded_dim_v=128,
-        knobs=BackwardSm90Knobs(dq=plain, dk=plain, dv=dv),
+        knobs=BackwardSm90Knobs(dq=plain, dk=plain, dv=dv, gathered_stores=True),
     )
 
 

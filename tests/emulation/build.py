@@ -88,17 +88,15 @@ def _own_machine() -> Path:
     return folder
 
 
-_find_machine: Callable[[], Path] = _own_machine
+_find_machine: Callable[[], Path] = functools.cache(_own_machine)
 
 
 def use_machine(find: Callable[[], Path]) -> None:
     """Take the folder that :func:`compile_machine` fills from elsewhere than a temporary one of this process."""
     global _find_machine  # of a process, which is to compile it once
-    _find_machine = find
-    compiled_machine.cache_clear()
+    _find_machine = functools.cache(find)
 
 
-@functools.cache
 def compiled_machine() -> Path:
     """A folder of what all kernels share, see :func:`compile_machine`."""
     return _find_machine()

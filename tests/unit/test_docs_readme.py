@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
@@ -107,23 +108,30 @@ def least(suite: str, ratio: str) -> tuple[float, str]:
 def test_the_figures_above_are_those_of_the_results() -> None:
     baselines = ("sdpa_cudnn", "flash_attn_4", "sdpa_flash")
     forward = [summary("attention_forward", name, "forward")[0] for name in baselines]
-    names = ("sdpa_cudnn", "sdpa_flash")
-    backward = [summary("attention_backward", name, "backward")[0] for name in names]
+    backward = [summary("attention_backward", name, "backward")[0] for name in baselines]
     retention = summary("retention", "fla", "forward")[0]
-    loss, key = least("attention_backward", "sdpa_cudnn backward")
+    assert least("attention_backward", "sdpa_cudnn backward")[0] > 1
+    loss, key = least("attention_backward", "flash_attn_4 backward")
     assert key.startswith("d128_causal_512 ")
+    mean = geometric_mean(
+        row["ratios"]["flash_attn_4 backward"]["ratio"]
+        for row in result("attention_backward")["rows"]
+        if row["problem"].get("dim_qk", 128) == 128
+    )
     features = ("score_modifications", "packed_sequences")
     other = min(least(suite, "flash_attn_4 backward")[0] for suite in features)
     cudnn, four, two = forward
     for sentence in (
         f"forward {cudnn:.2f}x cuDNN, {four:.2f}x flash-attn 4 and {two:.2f}x FlashAttention-2",
-        f"backward {backward[0]:.2f}x cuDNN and {backward[1]:.2f}x FlashAttention-2;",
+        f"backward {backward[0]:.2f}x cuDNN, {backward[1]:.2f}x flash-attn 4 and "
+        f"{backward[2]:.2f}x FlashAttention-2;",
         f"retention {retention:.2f}x fla.",
-        f"at 512 tokens and a head dim of 128, where ours has {loss:.2f} of its speed",
-        f"flash-attn 4's with windows and packed sequences ({other:.2f}):",
+        "flash-attn 4's backward is still ahead at a head dim of 128, where ours has "
+        f"{mean:.2f} of its speed ({loss:.2f} at 512 tokens), ",
+        f"and with windows and packed sequences ({other:.2f}):",
     ):
         assert sentence in text_of(ENGLISH)
-    expected = [f"{figure:.2f}" for figure in (*forward, *backward, retention, loss, other)]
+    expected = [f"{figure:.2f}" for figure in (*forward, *backward, retention, mean, loss, other)]
     head = text_of(CHINESE).split("\n## ", 1)[0]
     assert [figure for figure in FIGURES.findall(head) if "." in figure] == expected
 

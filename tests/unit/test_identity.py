@@ -158,6 +158,7 @@ WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dk": OTHER_WGMMA_PASS,
     "dv": OTHER_WGMMA_PASS,
     "cta_order": "longest_first",
+    "gathered_stores": True,
 }
 SOFTMAX = AttentionForwardSm90Knobs(warpgroups=2, block_n=128, mainloop="overlap", split_kv=True)
 SOFTMAX_FLIPS: dict[str, Any] = {

@@ -230,10 +230,10 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
     assert chosen.kernel == f"attention_{direction}_sm90"
     assert chosen in H100().legal(problem)
     knobs: Any = plain.knobs
-    if direction == "backward" and kind != "window":  # no turns where scores are changed
-        knobs = replace(knobs, keys=replace(knobs.keys, issue_order="scores_ahead"))
-    if direction == "backward" and problem.window_size != (-1, -1):
-        knobs = replace(knobs, early_launches=True, gathered_stores=True)
+    if direction == "backward":  # no turns where scores are changed, and the shorter steps
+        order = "by_turns" if kind == "window" else "scores_ahead"
+        keys = replace(knobs.keys, block_columns=64, issue_order=order)
+        knobs = replace(knobs, keys=keys, dq_share=replace(knobs.dq_share, ds_stages=2))
     if direction == "forward" and kind in OWN_TILES:
         assert OWN_TILES[kind] in chosen.name
     else:

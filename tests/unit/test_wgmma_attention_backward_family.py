@@ -74,9 +74,9 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
     ],
 )
 def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
-    early = "_early" if dims[1] > 128 else ""
-    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent{early}"
-    assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt{early}"
+    stored = "_early_gathered"
+    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent{stored}"
+    assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt{stored}"
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,15 @@ def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
     [
         (512, "g2c64t3x2_keys2bulk", "g2c64a3x2_keys2bulk"),
         (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk"),
+        (4096, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1bulk"),
     ],
 )
 def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words: str) -> None:
     problem = with_dims((128, 128), seqlen_q=seqlen, seqlen_k=seqlen)
-    assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent"
+    stored = "_early_gathered"
+    assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent{stored}"
     causal = POLICY.default(replace(problem, causal=True))
-    assert causal.knobs.label == f"fused_keys_{causal_words}_lpt"
+    assert causal.knobs.label == f"fused_keys_{causal_words}_lpt{stored}"
     for other in ({"modifications": ("softcap",)}, {"op": "retnet", "mask": "decay"}):
         assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
         keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]
@@ -107,9 +109,7 @@ def test_every_variant_is_offered() -> None:
     }
     early = {(k.decomposition, k.dq_share and k.dq_share.dq_by) for k in knobs if k.early_launches}
     assert early == {("fused", "keys"), ("fused", "own"), ("two_pass", None), ("three_pass", None)}
-    assert {(k.decomposition, k.early_launches) for k in knobs if k.gathered_stores} == {
-        ("fused", True)
-    }
+    assert all(k.gathered_stores == k.early_launches for k in knobs)
     passes = [item for k in knobs for item in k.passes.values()]
     assert {item.issue_order for item in passes} == {
         "serial",

@@ -74,7 +74,7 @@ def test_every_aligned_pair_of_head_dims_has_a_legal_default(dims: tuple[int, in
 
 def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None:
     knobs = knobs_of(POLICY.default(MASKED))
-    assert (knobs.dq.depth_slices, knobs.dk.depth_slices, knobs.dv.depth_slices) == (8, 8, 1)
+    assert (knobs.dq.depth_slices, knobs.dk.depth_slices, knobs.dv.depth_slices) == (8, 8, 2)
     assert (knobs.dq.slices, knobs.dv.slices) == (1, 2)
     assert not any(selected.ping_pong for selected in knobs.passes.values())
     narrow = knobs_of(POLICY.default(replace(MASKED, dim_qk=128, dim_v=128)))
@@ -143,7 +143,8 @@ def test_its_candidates_survive_json_and_name_their_passes() -> None:
     for selected in POLICY.legal(MASKED):
         assert candidate_from_config(selected.config) == selected
     default = POLICY.default(MASKED)
-    assert "_dq_g2c64s1p8x6v1_dk_" in default.name
+    assert "_dq_g2c64s1p8x6v1k64_dk_" in default.name
+    assert default.name.endswith("_dv_g2c64s1p2x8v2e1_raster_gathered_c16")
     assert [kernel.name for kernel in resources.kernels(default)] == ["dq", "dk", "dv"]
 
 
@@ -176,7 +177,7 @@ def test_the_model_knows_that_warpgroups_are_faster() -> None:
     assert 1.8 < estimate(longer, POLICY.default(longer), POLICY.spec).us / untuned < 2.2
 
 
-def test_slices_of_dv_that_share_scores_are_offered_and_no_default() -> None:
+def test_slices_of_dv_that_share_scores_are_the_default_where_they_were_faster() -> None:
     sharing = [
         selected
         for selected in POLICY.legal(MASKED)
@@ -185,9 +186,16 @@ def test_slices_of_dv_that_share_scores_are_offered_and_no_default() -> None:
     assert len(sharing) == 12
     assert {knobs_of(selected).dv.step_columns for selected in sharing} == {128}
     default = POLICY.default(MASKED)
+    assert default in sharing
+    alone = next(
+        selected
+        for selected in POLICY.legal(MASKED)
+        if selected.family == "sm90" and not knobs_of(selected).dv.exchange_stages
+    )
     shorter = [estimate(MASKED, selected, POLICY.spec).us for selected in sharing]
-    assert max(shorter) < estimate(MASKED, default, POLICY.spec).us
-    assert knobs_of(default).dv.exchange_stages == 0
+    assert max(shorter) < estimate(MASKED, alone, POLICY.spec).us
+    for other in (replace(MASKED, causal=True), replace(MASKED, batch=1, heads_q=1, heads_kv=1)):
+        assert knobs_of(POLICY.default(other)).dv.exchange_stages == 0
     assert not any("e1_" in c.name for c in POLICY.legal(replace(MASKED, dim_v=256)))
 
 

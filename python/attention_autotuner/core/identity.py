@@ -47,6 +47,13 @@ def values_of(instance: Any) -> dict[str, Any]:
     }
 
 
+def stated(value: Any) -> Any:
+    """As :func:`plain`, without fields marked :data:`LATER` that hold their default, which readers supply."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: stated(held) for name, held in values_of(value).items()}
+    return tuple(map(stated, value)) if isinstance(value, tuple) else value
+
+
 def plain(value: Any) -> Any:
     """The dictionary of ``dataclasses.asdict``, of frozen dataclasses of values that cannot change, in less time."""
     kind: type = type(value)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
-from ..core.identity import digest16, is_later, is_later_word, plain
+from ..core.identity import digest16, is_later, is_later_word, stated
 from ..core.problem import operations
 from .registry import KERNELS
 
@@ -120,8 +120,11 @@ def reworded(value: Any, words: Mapping[str, str]) -> Any:
 
 
 def encode(knobs: KernelKnobs) -> dict[str, Any]:
-    """Knobs as JSON-ready values: ``kernel``, and ``knobs`` by name, nested ones nested and absent ones None."""
-    return {"kernel": knobs.kernel, "knobs": plain(knobs)}
+    """Knobs as JSON-ready values: ``kernel``, and ``knobs`` by name, nested ones nested and absent ones None.
+
+    Later fields at their defaults are left out.
+    """
+    return {"kernel": knobs.kernel, "knobs": stated(knobs)}
 
 
 RENAMED_FIELDS = {"class_qk": "padded_dim_qk", "class_v": "padded_dim_v"}

@@ -17,7 +17,7 @@ from typing import Any
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.modifications import SPANS, WINDOW
-from ...core.problem import NO_WINDOW, Problem
+from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
 from .knobs import (
@@ -57,7 +57,8 @@ DP_AHEAD: Feed = ("both_ahead", (2, 2), False)  # of passes of retnet that take 
 SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
-LONG_ROWS = 2048  # of queries, from which orders by turns and their longer steps pay
+LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
+LONG_CAUSAL_ROWS = 4096  # from which those longer steps pay where blocks are uneven
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
 
@@ -68,7 +69,8 @@ class AttentionBackwardSm90Space:
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
         dq_adds: how shares of dQ are added.
-        early: True where launches are early; of the shares that are defaults somewhere alone.
+        early: True where launches are early and stores gathered, which gained together wherever they were raced; of
+            the shares that are defaults somewhere alone.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
         shared_keys: (queries of a step, issue order) pairs of passes whose warpgroups share keys, beside one over
@@ -109,9 +111,10 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
 
     None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
-    determinism, that has a pass over queries: no CTA waits for another. Blocks of unequal length, or of few steps, take
-    the shorter steps, and those that are both no turns: on an H200 they were 2 % slower there at 512 tokens. Where
-    scores are changed there are none either, nor in packed sequences: no GPU has run these by turns yet.
+    determinism, that has a pass over queries: no CTA waits for another. Blocks of few steps take the shorter steps, and
+    those that are uneven as well no turns: on an H200 they were 2 % slower there at 512 tokens. Where scores are
+    changed there are none either, nor in packed sequences, where they gain nothing. Launches are early and stores
+    gathered.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or problem.mask == "explicit":
@@ -120,10 +123,10 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     space = replace(space, cta_orders=(_usual_order(problem),))
     uneven, long = _is_uneven(problem), problem.seqlen_q >= LONG_ROWS
     modified = bool(problem.compiled_modifications)
-    short = problem.window_size != NO_WINDOW or problem.spanned
+    swaps = not modified and problem.seqlen_q >= (LONG_CAUSAL_ROWS if uneven else LONG_ROWS)
     if problem.deterministic:
         space = replace(space, shares=())
-    elif uneven or modified or not long:
+    elif not swaps:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
     changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
@@ -133,11 +136,10 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         _points, problem, space, spec, fused
     )  # made one by one, as the first legal one ends it
     first = first_legal(problem, spec, points(), passes_of, PRUNING_PREDICATES)
-    if first is None or not short:
-        return first
-    # A block of keys has few steps there, so that what it costs beside them counts. On an H200, fp16, d128, 16k causal
-    # with a window of 1024: 879 us against 924; with documents of 1024, 701 against 735, and at 4k, batch 4, 682
-    # against 716. By turns, both with these two: 874 against 921 with the window, and 981 against 1000 in another race.
+    if first is None:
+        return None
+    # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
+    # against 514 at 512 tokens, 381 against 423 where these are causal.
     better = replace(first, early_launches=True, gathered_stores=True)
     return better if better in points() else first
 
@@ -189,12 +191,11 @@ def _points(
                 cta_order,
                 dq_share=share,
                 early_launches=early,
+                gathered_stores=early,
             )
-            # Where launches are early, with stores gathered, too.
-            for made in (knobs, replace(knobs, gathered_stores=True))[: 1 + early]:
-                if made not in seen and (made.deterministic or not problem.deterministic):
-                    seen.add(made)
-                    yield made
+            if knobs not in seen and (knobs.deterministic or not problem.deterministic):
+                seen.add(knobs)
+                yield knobs
         shared = _shared(problem, space, spec, cta_order, blocks[0]) if widest > WIDE else ()
         if raced:
             yield from shared
@@ -211,7 +212,7 @@ def _points(
                 for early in space.early:
                     if early and not (usual and (problem.deterministic or widest > WIDE)):
                         continue
-                    launched = replace(knobs, early_launches=early)
+                    launched = replace(knobs, early_launches=early, gathered_stores=early)
                     if launched not in seen:
                         seen.add(launched)
                         yield launched
@@ -232,7 +233,7 @@ def _shared(
         if not early or cta_order == _usual_order(problem):
             keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
             knobs = _fitted(problem, spec, "two_pass", keys, FEEDS, cta_order, dq=dq)
-            yield replace(knobs, early_launches=early)
+            yield replace(knobs, early_launches=early, gathered_stores=early)
 
 
 def _fitted(

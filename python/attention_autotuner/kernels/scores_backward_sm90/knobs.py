@@ -66,6 +66,7 @@ class BackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         dq, dk, dv: the passes.
         cta_order: of every pass; ``raster``: all blocks of rows of a head before the next head; ``longest_first``: all
             heads for one block of rows, the longest causal ones first (LPT).
+        gathered_stores: True where lanes exchange results until each has 16 bytes of a row to store, not four.
     """
 
     kernel: ClassVar[str] = "scores_backward_sm90"
@@ -77,11 +78,13 @@ class BackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     dk: Sm90Pass
     dv: Sm90Pass
     cta_order: CtaOrder = "raster"
+    gathered_stores: bool = field(default=False, metadata=LATER)
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        return "_".join([*self.pass_labels, ORDER_LABELS[self.cta_order]])
+        gathered = ["gathered"] * self.gathered_stores
+        return "_".join([*self.pass_labels, ORDER_LABELS[self.cta_order], *gathered])
 
 
 knobs_of = knobs_as(BackwardSm90Knobs)

@@ -1,7 +1,4 @@
-// Results of a consumer warpgroup on their way to global memory: 4 bytes a lane, or gathered, 16.
-//
-// Accumulators give a lane two columns of every eight. The four lanes of a row exchange what they have of four times
-// eight columns, after which each has eight of its own: a quarter of the stores, and whole sectors of L2.
+// Results of a consumer warpgroup on their way to global memory.
 #pragma once
 
 #include <cstdint>
@@ -14,49 +11,6 @@
 #include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
 
 namespace attention_autotuner::softmax_backward {
-
-// Words of four lanes as a matrix, a lane a row: transposed.
-__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    bool const upper = (lane_index() & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      uint32_t& low = words[i];
-      uint32_t& high = words[i | bit];
-      uint32_t const received = __shfl_xor_sync(0xffffffffu, upper ? low : high, bit);
-      low = upper ? received : low;
-      high = upper ? high : received;
-    }
-  }
-}
-
-// Writes a warpgroup's rows, scaled, in 16 bits; of tensors aligned to 16 bytes. `row` is the lane's first.
-template <typename Element, int Registers>
-__device__ __forceinline__ void write_gathered(float const (&result)[Registers], attention_autotuner_tensor const& out,
-                                               int columns, float scale, int batch, int head, int rows, int row) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int const i = row + 8 * half;
-    Element* const line =
-        static_cast<Element*>(out.data) + batch * out.stride_batch + head * out.stride_head + i * out.stride_row;
-#pragma unroll
-    for (int g = 0; g < Registers / 4; g += 4) {
-      uint32_t words[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        int const first = 4 * (g + j) + 2 * half;
-        words[j] = first < Registers ? pack_pair<Element>(result[first] * scale, result[first + 1] * scale) : 0u;
-      }
-      transpose_quad(words);
-      int const column = 8 * (g + (lane_index() & 3));
-      if (i < rows && column < columns) {
-        *reinterpret_cast<uint4*>(line + column) = make_uint4(words[0], words[1], words[2], words[3]);
-      }
-    }
-  }
-}
 
 // Writes all results of a consumer.
 template <typename T, typename Consumer>
@@ -82,7 +36,7 @@ __device__ __forceinline__ void write_results(Consumer const& consumer) {
     if constexpr (T::kGathered) {
       // Rows that CTAs share go to the workspace in fp32.
       if (partial == nullptr || all.splits.divisor == 1) {
-        write_gathered<Element>(result, of_sequence(out), columns, scale, batch, head, rows, row);
+        write_gathered<Element>(result, of_sequence(out), columns, scale, batch, head, rows, row, 0);
         return;
       }
     }

@@ -156,7 +156,11 @@ __device__ __forceinline__ void preprocess_rows(ArgumentsOf<Config> const& argum
     int64_t const shift = shift_of_row_values(view.params, first_query, index);
     view.params.lse += shift;
     if (view.params.dlse != nullptr) view.params.dlse += shift;
-    find_lse_delta<Config>(view, index, at.block * kBlocks + block % kBlocks);
+    if constexpr (kAtOnce) {
+      find_lse_delta_at_once<Config>(view, index, at.block * kBlocks + block % kBlocks);
+    } else {
+      find_lse_delta<Config>(view, index, at.block * kBlocks + block % kBlocks);
+    }
   } else if constexpr (kAtOnce) {
     find_lse_delta_at_once<Config>(arguments, index, block);
   } else {

@@ -239,15 +239,24 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     auto const& common = arguments.common;
     auto const& params = common.params;
     int const row = tile.row_block * T::kBlockRows + consumer_row(), column = tile.value_slice * T::kColumns;
+    auto const write = [&](attention_autotuner_tensor const& out, float* partial, int columns, float scale, int head,
+                           int split, int rows) {
+      if constexpr (T::kGathered) {
+        // Rows that CTAs share go to the workspace in fp32.
+        if (partial == nullptr || common.splits.divisor == 1) {
+          write_gathered<Element>(result, out, columns, scale, tile.batch, head, rows, row, column);
+          return;
+        }
+      }
+      write_result<Element>(result, common, out, partial, T::kResultDim, columns, scale, tile.batch, head, split, rows,
+                            row, column);
+    };
     if constexpr (T::kByQueries) {
-      write_result<Element>(result, common, params.dq, nullptr, T::kResultDim, params.dim_qk, params.scale, tile.batch,
-                            tile.head, 0, params.seqlen_q, row, column);
+      write(params.dq, nullptr, params.dim_qk, params.scale, tile.head, 0, params.seqlen_q);
     } else if constexpr (T::kResult == Result::kDk) {
-      write_result<Element>(result, common, params.dk, common.dk_partial, T::kResultDim, params.dim_qk, params.scale,
-                            tile.batch, this->kv_head, this->split, params.seqlen_k, row, column);
+      write(params.dk, common.dk_partial, params.dim_qk, params.scale, this->kv_head, this->split, params.seqlen_k);
     } else {
-      write_result<Element>(result, common, params.dv, common.dv_partial, T::kResultDim, params.dim_v, 1.0f, tile.batch,
-                            this->kv_head, this->split, params.seqlen_k, row, column);
+      write(params.dv, common.dv_partial, params.dim_v, 1.0f, this->kv_head, this->split, params.seqlen_k);
     }
   }
 };

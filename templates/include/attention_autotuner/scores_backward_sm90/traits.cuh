@@ -15,6 +15,7 @@ struct PassSm90Traits {
   using Element = typename Config::Element;
   static constexpr Result kResult = kOfPass;
   static constexpr bool kLongestFirst = Config::kCtaOrder == CtaOrder::kLongestFirst;
+  static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kPingPong = Pass::kPingPong;
   static constexpr bool kByQueries = kResult == Result::kDq;  // rows are queries, columns keys; else the reverse
   static constexpr int kWarpgroups = Pass::kWarpgroups;       // consumers; one more is the producer
