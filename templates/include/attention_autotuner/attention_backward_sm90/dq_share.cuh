@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
-#include "attention_autotuner/attention_backward_sm90/wgmma_transposed.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
@@ -49,7 +48,7 @@ struct DqShareSm90 {
       uint64_t const of_ds = advance_desc(a, block * T::kBlockColumns * kSwizzleRowBytes + within);
       uint64_t const of_k = advance_desc(b, step * kMmaDepth * kSwizzleRowBytes);
       if constexpr (T::kSwapsDq) {
-        WgmmaTransposed<T::kDqMmaColumns>::template ss<Element>(sums, of_k, of_ds, step > 0);
+        Wgmma<T::kDqMmaColumns>::template ss<Element, 0, 1>(sums, of_k, of_ds, step > 0);
       } else {
         Wgmma<T::kDqMmaColumns>::template ss<Element, 1>(sums, of_ds, of_k, step > 0);
       }

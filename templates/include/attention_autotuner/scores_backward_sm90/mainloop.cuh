@@ -94,7 +94,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       int const slot = YRing::stage(slice_index);
       y_ring().consumer_wait(slice_index);
       uint64_t const y = make_smem_desc(smem + T::kYOffset + slot * T::kYBytes, 0);
-      cute::warpgroup_arrive();
+      warpgroup_arrive();
 #pragma unroll
       for (int step = 0; step < T::kSliceDepth / kMmaDepth; ++step) {
         int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
@@ -107,21 +107,21 @@ struct PassSm90Consumer : PassSm90Stages<T> {
           gemm_ss<Element>(s, advance_desc(rows, ahead), here, i + step > 0);
         }
       }
-      cute::warpgroup_commit_batch();
+      warpgroup_commit_batch();
       if (i > 0) {
-        cute::warpgroup_wait<1>();
+        warpgroup_wait<1>();
         consumer_release(y_ring().empty(YRing::stage(slice_index - 1)));
       }
     }
   }
   __device__ __forceinline__ void issue_result(int stage) {
     uint64_t const z = make_smem_desc(smem + T::kZOffset + stage * T::kZBytes, T::kBlockColumns * kSwizzleRowBytes);
-    cute::warpgroup_arrive();
+    warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kBlockColumns / kMmaDepth; ++step) {
       gemm_rs<Element, Major::MN>(result, p + 4 * step, advance_desc(z, step * kMmaDepth * kSwizzleRowBytes), true);
     }
-    cute::warpgroup_commit_batch();
+    warpgroup_commit_batch();
   }
 
   // --- score modification --------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     x_ring().consumer_wait(mainloops);
     load_x();
     issue_scores();
-    cute::warpgroup_wait<0>();
+    warpgroup_wait<0>();
     modify_scores(0, steps == 1, false, now);
     pack_p();
     for (int index = 1; index < total; ++index) {
@@ -220,9 +220,9 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       issue_result(stage);
       if constexpr (T::kPingPong) ping_pong_pass<T::kWarpgroups>();
       bool const last = index + 1 == steps || index + 1 == total;
-      cute::warpgroup_wait<1>();
+      warpgroup_wait<1>();
       modify_scores(index, last, signs, now);
-      cute::warpgroup_wait<0>();
+      warpgroup_wait<0>();
       fence_accumulators(result);
       consumer_release(z_ring().empty(stage));
       pack_p();
@@ -230,7 +230,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     int const last = done + total - 1, stage = Ring::stage(last);
     z_ring().consumer_wait(last);
     issue_result(stage);
-    cute::warpgroup_wait<0>();
+    warpgroup_wait<0>();
     fence_accumulators(result);
     consumer_release(z_ring().empty(stage));
   }

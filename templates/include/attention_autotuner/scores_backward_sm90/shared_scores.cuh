@@ -76,7 +76,7 @@ struct SharedScoresConsumer : SharedScoresPlaces<T, PassSm90Consumer<T>> {
   }
   template <int Behind>
   __device__ __forceinline__ void complete_slice(int slot_index, bool releases) const {
-    cute::warpgroup_wait<Behind>();
+    warpgroup_wait<Behind>();
     if (releases) consumer_release(barriers().slots().empty(stage_of(slot_index)));
   }
   // S = X Y^T of this CTA's half of a step.
@@ -91,7 +91,7 @@ struct SharedScoresConsumer : SharedScoresPlaces<T, PassSm90Consumer<T>> {
     for (int i = 0; i < kSlices; ++i) {
       wait_slot(slot_index + i);
       uint64_t const y = make_smem_desc(slot(stage_of(slot_index + i)), 0);
-      cute::warpgroup_arrive();
+      warpgroup_arrive();
 #pragma unroll
       for (int step = 0; step < T::kSliceDepth / kMmaDepth; ++step) {
         int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
@@ -99,7 +99,7 @@ struct SharedScoresConsumer : SharedScoresPlaces<T, PassSm90Consumer<T>> {
         gemm_ss<Element>(s, advance_desc(rows, ahead),
                          advance_desc(y, block * T::kBlockColumns * kSwizzleRowBytes + within), i + step > 0);
       }
-      cute::warpgroup_commit_batch();
+      warpgroup_commit_batch();
     }
   }
   // result += P Z of one half of a step.
@@ -109,13 +109,13 @@ struct SharedScoresConsumer : SharedScoresPlaces<T, PassSm90Consumer<T>> {
     for (int i = 0; i < kSlices; ++i) {
       wait_slot(slot_index + i);
       uint64_t const z = make_smem_desc(slot(stage_of(slot_index + i)), T::kZRows * kSwizzleRowBytes);
-      cute::warpgroup_arrive();
+      warpgroup_arrive();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         gemm_rs<Element, Major::MN>(result, words + 4 * (i * kSteps + step),
                                     advance_desc(z, step * kMmaDepth * kSwizzleRowBytes), true);
       }
-      cute::warpgroup_commit_batch();
+      warpgroup_commit_batch();
     }
   }
 

@@ -29,9 +29,6 @@ __device__ __forceinline__ uint64_t advance_desc(uint64_t desc, int bytes) {
   return (desc >> 32) << 32 | (uint32_t(desc) + uint32_t(bytes >> 4));
 }
 
-// What CuTe has under these names in a header that takes longer to compile than a kernel.
-inline namespace cute {
-
 // Before MMAs: their operands in registers are written.
 __device__ __forceinline__ void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 // The MMAs so far are a group.
@@ -43,8 +40,6 @@ template <int Pending>
 __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(Pending) : "memory");
 }
-
-}  // namespace cute
 
 // Which dimension of an operand's tile in shared memory is contiguous: the one that is summed over, or the other.
 enum class Major { K, MN };
