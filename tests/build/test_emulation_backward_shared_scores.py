@@ -30,7 +30,7 @@ MUTANTS = {
         "receive(index - 1); complete_tile<kSlices>(slots - kSlices, step > 1);"
         "issue_scores(slots + kSlices);",
     ),
-    "z_released_early": (SHARED, "cute::warpgroup_wait<Behind>();", ""),
+    "z_released_early": (SHARED, "warpgroup_wait<Behind>();", ""),
     "x_released_early": (
         SHARED,
         "make_p(index, now, step + 1 == steps);",

@@ -234,6 +234,8 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
         order = "by_turns" if kind == "window" else "scores_ahead"
         keys = replace(knobs.keys, block_columns=64, issue_order=order)
         knobs = replace(knobs, keys=keys, dq_share=replace(knobs.dq_share, ds_stages=2))
+        if kind not in ("window", "sinks"):  # gathered stores make slopes spill
+            knobs = replace(knobs, early_launches=False, gathered_stores=False)
     if direction == "forward" and kind in OWN_TILES:
         assert OWN_TILES[kind] in chosen.name
     else:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
-from ...core.modifications import SPANS, WINDOW
+from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
@@ -56,6 +56,9 @@ AHEAD = tuple(feed for feed in WITHOUT_TURNS if feed[0] != "interleaved")
 DP_AHEAD: Feed = ("both_ahead", (2, 2), False)  # of passes of retnet that take dP alone
 SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
+SHORTENED = frozenset(
+    {WINDOW, SPANS, PACKED, "sinks"}
+)  # modifications with which defaults store gathered
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 4096  # from which those longer steps pay where blocks are uneven
@@ -114,7 +117,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     determinism, that has a pass over queries: no CTA waits for another. Blocks of few steps take the shorter steps, and
     those that are uneven as well no turns: on an H200 they were 2 % slower there at 512 tokens. Where scores are
     changed there are none either, nor in packed sequences, where they gain nothing. Launches are early and stores
-    gathered.
+    gathered, but for scores with slopes, a bias or a softcap: with ALiBi at d128 the loop spills then, and no GPU has
+    run the others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or problem.mask == "explicit":
@@ -136,8 +140,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         _points, problem, space, spec, fused
     )  # made one by one, as the first legal one ends it
     first = first_legal(problem, spec, points(), passes_of, PRUNING_PREDICATES)
-    if first is None:
-        return None
+    if first is None or not SHORTENED.issuperset(problem.compiled_modifications):
+        return first
     # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
     # against 514 at 512 tokens, 381 against 423 where these are causal.
     better = replace(first, early_launches=True, gathered_stores=True)
