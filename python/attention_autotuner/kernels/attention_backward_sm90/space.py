@@ -56,9 +56,8 @@ AHEAD = tuple(feed for feed in WITHOUT_TURNS if feed[0] != "interleaved")
 DP_AHEAD: Feed = ("both_ahead", (2, 2), False)  # of passes of retnet that take dP alone
 SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
-SHORTENED = frozenset(
-    {WINDOW, SPANS, PACKED, "sinks"}
-)  # modifications with which defaults store gathered
+# Modifications with which defaults launch early and store gathered, as those of plain scores do.
+GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 4096  # from which those longer steps pay where blocks are uneven
@@ -140,7 +139,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         _points, problem, space, spec, fused
     )  # made one by one, as the first legal one ends it
     first = first_legal(problem, spec, points(), passes_of, PRUNING_PREDICATES)
-    if first is None or not SHORTENED.issuperset(problem.compiled_modifications):
+    if first is None or not GATHERED.issuperset(problem.compiled_modifications):
         return first
     # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
     # against 514 at 512 tokens, 381 against 423 where these are causal.

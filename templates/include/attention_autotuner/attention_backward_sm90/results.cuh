@@ -33,15 +33,8 @@ __device__ __forceinline__ void write_results(Consumer const& consumer) {
   int const row = consumer.lane_row(), batch = consumer.batch;
   auto const write = [&](auto const& result, attention_autotuner_tensor const& out, float* partial, int padded_columns,
                          int columns, float scale, int head, int split, int rows) {
-    if constexpr (T::kGathered) {
-      // Rows that CTAs share go to the workspace in fp32.
-      if (partial == nullptr || all.splits.divisor == 1) {
-        write_gathered<Element>(result, of_sequence(out), columns, scale, batch, head, rows, row, 0);
-        return;
-      }
-    }
-    write_result<Element>(result, all, of_sequence(out), partial, padded_columns, columns, scale, batch, head, split,
-                          rows, row, 0);
+    write_result<Element, T::kGathered>(result, all, of_sequence(out), partial, padded_columns, columns, scale, batch,
+                                        head, split, rows, row, 0);
   };
   if constexpr (T::kByQueries) {
     write(consumer.dq_or_dk, params.dq, nullptr, T::kDepth, params.dim_qk, score_scale(params), consumer.head, 0,

@@ -182,26 +182,22 @@ struct BackwardSm90Entry {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
                         Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(minimum(int(tiles), minimum(ctas, kMostCtas)));
     config.blockDim = dim3(T::kThreads);
     config.dynamicSmemBytes = T::kSmemBytes;
     config.stream = stream;
-    config.attrs = &early;
+    config.attrs = attributes;
     config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
     if constexpr (T::kSharesScores) {  // the slices of a tile of rows are a cluster
-      cudaLaunchAttribute attributes[2];
-      attributes[0].id = cudaLaunchAttributeClusterDimension;
-      attributes[0].val.clusterDim.x = T::kSlices;
-      attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-      attributes[1] = early;
+      cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim.x = T::kSlices;
+      cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
       config.gridDim.x -= config.gridDim.x % T::kSlices;
-      config.attrs = attributes;
-      ++config.numAttrs;
-      return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
     }
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
   }

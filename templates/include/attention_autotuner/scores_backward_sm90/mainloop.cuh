@@ -84,7 +84,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   __device__ __forceinline__ void issue_scores() {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
     constexpr int kSliceBlocks = T::kSliceDepth / kSwizzleColumns;
-    // Causal where the address comes from, so that descriptors are computed where they are used and not kept in
+    // Hides where the address comes from, so that descriptors are computed where they are used and not kept in
     // registers.
     uint32_t first = smem + consumer_index() * kWarpgroupRows * kSwizzleRowBytes;
     asm volatile("" : "+r"(first));
@@ -241,15 +241,8 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     int const row = tile.row_block * T::kBlockRows + consumer_row(), column = tile.value_slice * T::kColumns;
     auto const write = [&](attention_autotuner_tensor const& out, float* partial, int columns, float scale, int head,
                            int split, int rows) {
-      if constexpr (T::kGathered) {
-        // Rows that CTAs share go to the workspace in fp32.
-        if (partial == nullptr || common.splits.divisor == 1) {
-          write_gathered<Element>(result, out, columns, scale, tile.batch, head, rows, row, column);
-          return;
-        }
-      }
-      write_result<Element>(result, common, out, partial, T::kResultDim, columns, scale, tile.batch, head, split, rows,
-                            row, column);
+      write_result<Element, T::kGathered>(result, common, out, partial, T::kResultDim, columns, scale, tile.batch, head,
+                                          split, rows, row, column);
     };
     if constexpr (T::kByQueries) {
       write(params.dq, nullptr, params.dim_qk, params.scale, tile.head, 0, params.seqlen_q);

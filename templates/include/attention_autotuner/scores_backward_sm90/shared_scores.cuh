@@ -82,7 +82,7 @@ struct SharedScoresConsumer : SharedScoresPlaces<T, PassSm90Consumer<T>> {
   // S = X Y^T of this CTA's half of a step.
   __device__ __forceinline__ void issue_scores(int slot_index) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
-    // Causal where the address comes from, so that descriptors are computed where they are used and not kept in
+    // Hides where the address comes from, so that descriptors are computed where they are used and not kept in
     // registers.
     uint32_t first = smem + consumer_index() * kWarpgroupRows * kSwizzleRowBytes;
     asm volatile("" : "+r"(first));
