@@ -26,6 +26,7 @@ pytestmark = pytest.mark.build
 MAINLOOP = "attention_backward_sm90/mainloop.cuh"
 PRODUCTS = "attention_backward_sm90/products.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
+SENDER = "attention_backward_sm90/dq_sender.cuh"
 MUTANTS = {
     "ds_not_fenced": (PRODUCTS, "fence_view_async_shared();", ""),
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
@@ -35,6 +36,11 @@ MUTANTS = {
         "issue_dq(index); add_dq(index, before); warpgroup_wait<0>();",
     ),
     "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now, 0.0f);", ""),
+}
+GIVEN_BACK = "arrive(stages.empty(stages.dq_barrier(0, T::kDqParts - 1), 0));"
+OF_SENDER = {
+    "stored_not_waited_for": (SENDER, "semaphore_wait(semaphores + tile, kStoredOnce);", ""),
+    "stage_given_back_unread": (SENDER, f"bulk_wait_read<0>();\n      {GIVEN_BACK}", GIVEN_BACK),
 }
 CAUGHT_BY = {
     "ds_not_fenced": (LaunchFailed, "without a fence"),
@@ -108,6 +114,21 @@ VARIANTS = [
         decomposition="fused",
         keys=item("by_turns", first_stages=3),
         dq_share=DqShareSm90(dq_by="keys"),
+    ),
+    candidate(
+        (96, 64),
+        decomposition="fused",
+        keys=item("by_turns", first_stages=3),
+        dq_share=DqShareSm90(dq_by="keys", dq_add="stored"),
+        early_launches=True,
+        gathered_stores=True,
+    ),
+    candidate(
+        (80, 64),
+        decomposition="fused",
+        keys=item("interleaved", first_stages=3),
+        dq_share=DqShareSm90(dq_by="own", dq_add="stored"),
+        persistent=True,
     ),
     candidate(
         (48, 64),
@@ -225,3 +246,15 @@ def test_mistakes_show(tmp_path: Path) -> None:
         outcome = check(kernel, [shape], [("lazy", 0)], deterministic=False, mutant=name)
         assert isinstance(outcome, kind), (name, outcome)
         assert words in outcome.reason.lower(), (name, outcome)
+
+
+def test_mistakes_of_the_sender_show(tmp_path: Path) -> None:
+    stored = DqShareSm90(dq_by="keys", dq_add="stored")
+    variant = replace(FUSED, knobs=replace(FUSED.knobs, dq_share=stored))
+    kernel = build(variant, tmp_path / variant.name, OF_SENDER)
+    shape = problem(variant, causal=False, queries=300, keys=600)
+    runs = [("lazy", 0), ("random", 1)]
+    assert check(kernel, [shape], runs, deterministic=False).ok
+    for name in OF_SENDER:
+        outcome = check(kernel, [shape], runs, deterministic=False, mutant=name)
+        assert not outcome.ok, (name, outcome)

@@ -42,6 +42,10 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-backward-turns-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
     "wgmma-backward-turns-swapped": _default(replace(GRADIENTS, causal=False), (128, 128)),
     "wgmma-backward-shared-keys": _default(GRADIENTS, (256, 256)),
+    "wgmma-backward-stored": _default(replace(GRADIENTS, seqlen_q=512, seqlen_k=512), (128, 128)),
+    "wgmma-backward-stored-own-bf16": _first(
+        replace(GRADIENTS, dtype="bf16"), (64, 64), lambda name: "own2stored" in name
+    ),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
     "wgmma-backward-two-pass": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
     "wgmma-backward-three-pass": _first(GRADIENTS, (256, 256), lambda name: "three_pass" in name),

@@ -82,9 +82,10 @@ def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
 @pytest.mark.parametrize(
     ("seqlen", "words", "causal_words"),
     [
-        (512, "g2c64t3x2_keys2bulk", "g2c64a3x2_keys2bulk"),
-        (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk"),
-        (4096, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1bulk"),
+        (512, "g2c64t3x2_keys2stored", "g2c64a3x2_keys2stored_raster"),
+        (1024, "g2c64t3x2_keys2bulk", "g2c64a3x2_keys2stored_raster"),
+        (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk_lpt"),
+        (4096, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1bulk_lpt"),
     ],
 )
 def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words: str) -> None:
@@ -92,7 +93,7 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
     stored = "_early_gathered"
     assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent{stored}"
     causal = POLICY.default(replace(problem, causal=True))
-    assert causal.knobs.label == f"fused_keys_{causal_words}_lpt{stored}"
+    assert causal.knobs.label == f"fused_keys_{causal_words}{stored}"
     for other in ({"modifications": ("softcap",)}, {"op": "retnet", "mask": "decay"}):
         assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
         keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]
@@ -105,7 +106,7 @@ def test_every_variant_is_offered() -> None:
     assert {k.cta_order for k in knobs} == {"raster", "longest_first"}
     shares = [k.dq_share for k in knobs if k.dq_share is not None]
     assert {(share.dq_by, share.dq_add) for share in shares} == {
-        *product(("keys", "own"), ("bulk", "reduce", "ordered"))
+        *product(("keys", "own"), ("bulk", "reduce", "ordered", "stored"))
     }
     early = {(k.decomposition, k.dq_share and k.dq_share.dq_by) for k in knobs if k.early_launches}
     assert early == {("fused", "keys"), ("fused", "own"), ("two_pass", None), ("three_pass", None)}

@@ -274,6 +274,7 @@ void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t ba
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates);
 // Floats of shared memory, added to global memory.
 void reduce_bytes(float* target, uint32_t source, uint32_t bytes);
+void store_bytes(float* target, uint32_t source, uint32_t bytes);
 void commit_stores();
 void wait_stores(int pending);
 

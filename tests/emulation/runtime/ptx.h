@@ -215,6 +215,10 @@ inline void cp_reduce_async_bulk_global_shared_cta_bulk_group_add_f32(uint64_t t
                                                                       uint32_t bytes) {
   reduce_bytes(reinterpret_cast<float*>(target), source, bytes);
 }
+inline void cp_async_bulk_global_shared_cta_bulk_group(uint64_t target, uint32_t source, uint32_t bytes) {
+  store_bytes(reinterpret_cast<float*>(target), source, bytes);
+}
+inline void fence_proxy_async_global() {}
 inline void prefetch_tensormap(uint64_t) {}
 inline void cp_async_bulk_prefetch_tensor_4d_L2_global_tile(uint64_t, int, int, int, int) {}
 inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
@@ -293,6 +297,17 @@ inline void ld_acquire_gpu_global_b32(uint32_t& to, uint64_t address) {
 inline void st_release_gpu_global_b32(uint64_t address, uint32_t word) {
   maybe_yield();
   *reinterpret_cast<uint32_t*>(address) = word;
+  releases.wake();
+}
+inline void atom_acquire_gpu_global_cas_b32(uint32_t& before, uint64_t address, uint32_t expected, uint32_t word) {
+  maybe_yield();
+  uint32_t& held = *reinterpret_cast<uint32_t*>(address);
+  before = held;
+  if (before == expected) held = word;
+}
+inline void red_release_gpu_global_add_s32(uint64_t address, uint32_t addend) {
+  maybe_yield();
+  *reinterpret_cast<uint32_t*>(address) += addend;
   releases.wake();
 }
 inline void fence_acq_rel_gpu() {}

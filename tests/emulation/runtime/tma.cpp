@@ -145,23 +145,25 @@ void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> con
     end_store(self, group);
   });
 }
-void reduce_bytes(float* target, uint32_t source, uint32_t bytes) {
+static void send_floats(float* target, uint32_t source, uint32_t bytes, bool adds) {
   if (source % 16 != 0 || reinterpret_cast<uintptr_t>(target) % 16 != 0 || bytes % 16 != 0 || bytes == 0) {
-    fault("a bulk reduction of %u bytes from %#x", bytes, source);
+    fault("a bulk copy or reduction of %u bytes from %#x", bytes, source);
   }
   Thread& self = *current;
   Cta& cta = *self.cta;
   auto const [done, group] = begin_store(self);
-  for (uint32_t at = 0; at < bytes; at += 16) cta.memory.will_read(source + at, done, "a bulk reduction's read");
-  later([&cta, &self, group = group, target, source, bytes] {
+  for (uint32_t at = 0; at < bytes; at += 16) cta.memory.will_read(source + at, done, "a bulk store's read");
+  later([&cta, &self, group = group, target, source, bytes, adds] {
     for (uint32_t at = 0; at < bytes; at += 16) {
-      auto const* const addends = reinterpret_cast<float const*>(cta.memory.raw(source + at, 16, "a bulk reduction"));
-      for (int i = 0; i < 4; ++i) target[at / 4 + i] += addends[i];
+      auto const* const floats = reinterpret_cast<float const*>(cta.memory.raw(source + at, 16, "a bulk store"));
+      for (int i = 0; i < 4; ++i) target[at / 4 + i] = (adds ? target[at / 4 + i] : 0.0f) + floats[i];
       cta.memory.has_read(source + at);
     }
     end_store(self, group);
   });
 }
+void reduce_bytes(float* target, uint32_t source, uint32_t bytes) { send_floats(target, source, bytes, true); }
+void store_bytes(float* target, uint32_t source, uint32_t bytes) { send_floats(target, source, bytes, false); }
 void commit_stores() {
   Thread& self = *current;
   if (self.open_stores == nullptr) self.open_stores = std::make_shared<int>(0);

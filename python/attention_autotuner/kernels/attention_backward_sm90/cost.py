@@ -161,7 +161,8 @@ def _auxiliary(
     batch, rows_q, _ = problem.extents
     rows = batch * problem.heads_q * rows_q
     sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
-    moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + sums]
+    cleared = 0 if first.share is None or first.share.dq_add == "stored" else sums
+    moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + cleared]
     if problem.spanned:
         moved.append(span_bytes(problem))
     if splits > 1:

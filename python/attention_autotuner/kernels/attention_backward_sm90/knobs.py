@@ -14,7 +14,7 @@ from ..shared.sm90_rules import MODIFICATIONS
 Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved", "by_turns"]
 DqBy = Literal["keys", "own"]
-DqAdd = Literal["reduce", "bulk", "ordered"]
+DqAdd = Literal["reduce", "bulk", "ordered", "stored"]
 
 PASSES: dict[Decomposition, tuple[str, ...]] = {
     "fused": ("keys",),
@@ -75,12 +75,13 @@ class DqShareSm90:
         ds_stages: shared-memory stages of dS.
         dq_add: how it is added. ``reduce``: from registers; ``bulk``: through shared memory, by bulk copies that
             nothing waits for; ``ordered``: from registers, CTAs in the order of their keys, so that equal inputs give
-            equal bits.
+            equal bits; ``stored``: by bulk copies of a thread of its own, which stores the first share of a tile to
+            come, so that no kernel clears the sums.
     """
 
     dq_by: DqBy
     ds_stages: int = 2
-    dq_add: DqAdd = "bulk"
+    dq_add: DqAdd = field(default="bulk", metadata=later_words("stored"))
 
     @property
     def label(self) -> str:

@@ -38,6 +38,7 @@ REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
 REGISTERS_BESIDE_SPARING = (
     32  # by turns, and of the interleaved order where dQ is another warpgroup's
 )
+OWN_DQ_STAGES = 2  # of shares on their way to the thread that stores them, if a warpgroup of its own computes them
 SWAPPED_BLOCK = 80  # queries of a step for which rows of dQ's MMAs are columns of dQ
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
@@ -190,6 +191,9 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     if shape.share is not None and shape.share.dq_add == "bulk":
         groups = 1 if shape.owns_dq else knobs.warpgroups
         sums = 64 * groups * shape.dq_columns * SUM_BYTES
+    elif shape.share is not None and shape.share.dq_add == "stored":
+        copies = OWN_DQ_STAGES if shape.owns_dq else 1
+        sums = copies * knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     staged = knobs.first_stages + knobs.second_stages
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
@@ -247,9 +251,9 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     block = shape.knobs.block_columns
     blocks = count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
     tiles = problem.extents[0] * problem.heads_q * blocks
-    counted = tiles * (1 if shape.owns_dq else shape.knobs.warpgroups)
-    semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.dq_add == "ordered" else 0
-    return tiles * block * problem.padded_dim_qk * SUM_BYTES + semaphores
+    counted = {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups, "stored": 1}
+    semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
+    return tiles * block * problem.padded_dim_qk * SUM_BYTES + -(-semaphores // 16) * 16
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

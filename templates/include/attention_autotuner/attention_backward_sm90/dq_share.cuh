@@ -65,10 +65,15 @@ struct DqShareSm90 {
     fence_accumulators(sums);
     float* const first = place(tile, row, column);
     if constexpr (T::kBulkDq) wait_added();
+    if constexpr (T::kStoredDq) stage += 4 * offset(row, column);
 #pragma unroll
     for (int g = 0; g < T::kDqMmaColumns / 8; ++g) {
       float const a = sums[4 * g], b = sums[4 * g + 1], c = sums[4 * g + 2], d = sums[4 * g + 3];
-      if constexpr (T::kBulkDq) {
+      if constexpr (T::kStoredDq) {
+        if (T::kSwapsDq || T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
+          store_shared_float4(stage + 512 * g + 16 * lane_index(), make_float4(a, b, c, d));
+        }
+      } else if constexpr (T::kBulkDq) {
         store_shared_float4(stage + 512 * g + 16 * lane_index(), make_float4(a, b, c, d));
       } else if (T::kSwapsDq || T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
         add_four(first + 128 * g + 4 * lane_index(), a, b, c, d);
@@ -88,9 +93,12 @@ struct DqShareSm90 {
   }
   // Where this warp's sums of a tile start.
   __device__ __forceinline__ static float* place(float* tile, int row, int column) {
-    if constexpr (T::kSwapsDq) return tile + (column / 16 + warp_in_warpgroup()) * (T::kBlockColumns / 8) * 128;
+    return tile + offset(row, column);
+  }
+  __device__ __forceinline__ static int offset(int row, int column) {
+    if constexpr (T::kSwapsDq) return (column / 16 + warp_in_warpgroup()) * (T::kBlockColumns / 8) * 128;
     constexpr int kTilesPerRow = T::kDepth / 8;
-    return tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
+    return ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
   }
   // Until what this warp adds has been read from shared memory.
   __device__ __forceinline__ static void wait_added() {
@@ -149,6 +157,18 @@ __global__ void __launch_bounds__(kRowThreads)
   preprocess_rows<Config, true>(arguments, clear_words);
 }
 
+// Zeros as dQ of a tile of queries.
+template <typename T, typename Params>
+__device__ __forceinline__ void clear_dq(Params const& p, typename T::Element* out, int first_row, int tile, int rows) {
+  constexpr int kChunks = T::kDepth / 8;
+  for (int unit = threadIdx.x; unit < T::kBlockColumns * kChunks; unit += kRowThreads) {
+    int const row = tile * T::kBlockColumns + unit / kChunks, column = unit % kChunks * 8;
+    if (row < rows && column < p.dim_qk) {
+      *reinterpret_cast<uint4*>(out + int64_t(first_row + row) * p.dq.stride_row + column) = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 // dQ in 16 bits from the sums; one CTA a tile of queries.
 template <typename Config, typename T>
 __global__ void __launch_bounds__(kRowThreads)
@@ -170,6 +190,12 @@ __global__ void __launch_bounds__(kRowThreads)
   float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockColumns * T::kDepth);
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
   float const scale = score_scale(p);
+  if constexpr (T::kStoredDq) {
+    // Sums of a tile that no block of keys sees were never stored, and may be anything.
+    auto const* const semaphores =
+        reinterpret_cast<int const*>(arguments.dq_sum + int64_t(gridDim.x) * (T::kBlockColumns * T::kDepth));
+    if (semaphores[blockIdx.x] == 0) return clear_dq<T>(p, out, first_row, tile, rows);
+  }
   if constexpr (T::kSwapsDq) {
     // A unit is two rows of queries of a tile of 16 columns by 8 queries.
     constexpr int kQueryTiles = T::kBlockColumns / 8;

@@ -156,7 +156,7 @@ struct AttentionBackwardSm90Entry {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
         if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, Keys::kBlockColumns);
         semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
-        int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : 0;
+        int64_t const count = heads * dq_tiles * Keys::kDqSemaphores;
         bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
@@ -337,7 +337,10 @@ struct AttentionBackwardSm90Entry {
       if (error != cudaSuccess) return cuda_status(error);
     }
     constexpr auto preprocess = preprocess_kernel();
-    preprocess<<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
+    Common cleared = common;
+    int64_t const clear_from = Keys::kStoredDq ? places.semaphores : places.dq_sum;
+    cleared.dq_sum = reinterpret_cast<float*>(at(clear_from));
+    preprocess<<<int(preprocess_ctas), kRowThreads, 0, stream>>>(cleared, (places.dk_partial - clear_from) / 16);
     return Steps()
         .then([&] {
           if constexpr (Mods::kSinks) {

@@ -1,6 +1,7 @@
 // The kernel of a pass of attention's backward of family sm90: its warpgroups' roles, and the tiles that a CTA takes.
 #pragma once
 
+#include "attention_autotuner/attention_backward_sm90/dq_sender.cuh"
 #include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
 #include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
@@ -46,10 +47,16 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
           if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
             arrive(empty(T::kDsBarrier, stage));
           }
-          share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
-          share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
+          if constexpr (T::kStoredDq) {
+            if (row + column == 0) Base::wait_for_sender(index, 0);
+            share.add(nullptr, row, column, Base::stored_dq_stage(Base::Shares::stage(index)));
+          } else {
+            share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
+            share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
+          }
         }
       }
+      if constexpr (T::kStoredDq) Base::hand_to_sender(Base::Shares::stage(index), 0);
       semaphore.release();
     }
     if (warp_arrives()) Base::release_rows(0);
@@ -105,12 +112,16 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   __syncthreads();
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    if (T::kPacked ? threadIdx.x >= 64 : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64)) {
+    bool const sends = T::kStoredDq && threadIdx.x == kDqSender;
+    if (!sends && (T::kPacked ? threadIdx.x >= 64
+                              : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64))) {
       return;
     }
     while (tiles.tile() < count_tiles<T::kPacked>(list)) {
       Stages const stages(arguments, smem, list, tiles);
-      if constexpr (T::kPacked) {
+      if (sends) {
+        if constexpr (T::kStoredDq) send_dq_shares<T>(stages);
+      } else if constexpr (T::kPacked) {
         if (threadIdx.x < 32) {
           stages.template load_packed<0>();
         } else {

@@ -39,6 +39,37 @@ __device__ __forceinline__ void bulk_add(float* sums, uint32_t source, int bytes
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
 
+// The same without the end of its group; or in the place of what is there.
+__device__ __forceinline__ void bulk_copy(float* sums, uint32_t source, int bytes, bool stores) {
+  if (stores) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(sums), "r"(source), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(sums),
+                 "r"(source), "r"(bytes)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// Until what this thread stored or added by bulk copies is in global memory, or has been read from shared memory, but
+// for so many of the latest ones.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_written() {
+  asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
+}
+// Between what others stored by bulk copies, as this thread learned from a semaphore, and its own bulk copies.
+__device__ __forceinline__ void fence_bulk_copies() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }
+
+// By one thread, where 0 becomes 1: what was there.
+__device__ __forceinline__ int semaphore_claim(int* semaphore) {
+  int before;
+  asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;\n" : "=r"(before) : "l"(semaphore) : "memory");
+  return before;
+}
 // By one thread: until the semaphore has a value, and what was added before that is visible.
 __device__ __forceinline__ void semaphore_wait(int const* semaphore, int value) {
   int now;

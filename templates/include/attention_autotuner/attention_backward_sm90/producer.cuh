@@ -104,7 +104,7 @@ struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Pa
                                    MaskTensor<Params> {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
-  int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
+  int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; of stored ones without parts
 };
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
@@ -221,8 +221,9 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   }
   __device__ __forceinline__ uint32_t ds_tile(int stage) const { return smem + T::kDsOffset + stage * T::kDsBytes; }
   __device__ __forceinline__ uint32_t p_tile(int stage) const { return smem + T::kPOffset + stage * T::kPBytes; }
-  // Of one warp, for the share of dQ.
+  // Of one warp, for the share of dQ, or of all that hand theirs to the thread that stores them.
   __device__ __forceinline__ uint32_t dq_stage(int part) const {
+    if constexpr (T::kStoredDq) return stored_dq_stage(0);
     return smem + T::kDqOffset + (4 * part + softmax_forward::warp_in_warpgroup()) * T::kDqWarpBytes;
   }
   __device__ __forceinline__ uint32_t base_of(int stage) const {
@@ -242,9 +243,13 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       barrier_init(full(i, 0), kConsumers);
       barrier_init(empty(i, 0), T::kOwnDq ? kDqWarps : kConsumers);
     }
-    for (int i = T::kPBarrier; i < T::kBarriers; ++i) {
+    for (int i = T::kPBarrier; i < T::kDqBarrier; ++i) {
       barrier_init(full(i, 0), 4 * kWarpArrivals);
       barrier_init(empty(i, 0), 4 * kWarpArrivals);
+    }
+    for (int i = T::kDqBarrier; i < T::kBarriers; ++i) {
+      barrier_init(full(i, 0), 4 * kWarpArrivals);
+      barrier_init(empty(i, 0), 1);
     }
     if constexpr (T::kPacked) {
       for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);
@@ -255,6 +260,23 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   __device__ __forceinline__ void acquire_rows(int which) const { wait(empty(T::kXBarrier, which), visit & 1 ^ 1); }
   __device__ __forceinline__ void wait_for_rows(int which) const { wait(full(T::kXBarrier, which), visit & 1); }
   __device__ __forceinline__ void release_rows(int which) const { arrive(empty(T::kXBarrier, which)); }
+
+  // A warpgroup's part of a share of dQ on its way to the thread that stores it (dq_sender.cuh): until the stage is
+  // free, and once this warp's sums are there.
+  using Shares = BarrierRing<T::kStoredDq ? T::kDqStages : 1>;
+  __device__ __forceinline__ static int dq_barrier(int stage, int part) {
+    return T::kDqBarrier + stage * T::kDqParts + part;
+  }
+  __device__ __forceinline__ uint32_t stored_dq_stage(int stage) const {
+    return smem + T::kDqOffset + stage * T::kDqTileBytes;
+  }
+  __device__ __forceinline__ void wait_for_sender(int index, int part) const {
+    wait(empty(dq_barrier(Shares::stage(index), part), 0), Shares::phase(index) ^ 1);
+  }
+  __device__ __forceinline__ void hand_to_sender(int stage, int part) const {
+    fence_view_async_shared();
+    if (warp_arrives()) arrive(full(dq_barrier(stage, part), 0));
+  }
 
   // Of the tensors whose tiles stream.
   __device__ __forceinline__ int streamed_head(Cursor const& now) const { return T::kByQueries ? kv_head : now.head; }

@@ -48,6 +48,7 @@ enum class DqAdd {
   kReduce,   // from registers, which stalls a warpgroup while L2 takes what it has sent before
   kBulk,     // through shared memory, by bulk copies that nothing waits for
   kOrdered,  // from registers, in the order of the blocks of keys
+  kStored,   // by bulk copies of a thread of its own, of which the first of each tile stores: nothing is cleared before
 };
 
 // Without a share of dQ.
@@ -80,6 +81,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
   static constexpr bool kOrdered = kSharesDq && Share::kDqAdd == DqAdd::kOrdered;
   static constexpr bool kBulkDq = kSharesDq && Share::kDqAdd == DqAdd::kBulk;
+  static constexpr bool kStoredDq = kSharesDq && Share::kDqAdd == DqAdd::kStored;
   static constexpr bool kEarly = Config::kEarlyLaunches;
   static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
@@ -106,7 +108,11 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kSplitsDqColumns = !kOwnDq && (kBlockColumns == 64 || kSwapsDq);
   static constexpr int kDqColumns = kOwnDq ? minimum(kDepth, 64) : kSplitsDqColumns ? 64 : kDepth;
   static constexpr int kDqMmaColumns = kSwapsDq ? kBlockColumns : kDqColumns;
-  static constexpr int kDqParts = kOwnDq ? 1 : kWarpgroups;  // that a tile is added in
+  static constexpr int kDqParts = kOwnDq ? 1 : kWarpgroups;                      // that a tile is added in
+  static constexpr int kDqSemaphores = kOrdered ? kDqParts : kStoredDq ? 1 : 0;  // of a tile
+  static constexpr int kDqStages =
+      kStoredDq ? (kOwnDq ? 2 : 1) : 0;  // of shares on their way to the thread that stores
+  static constexpr int kDqTileBytes = kBlockColumns * kDepth * 4;
 
   // Warpgroups trade registers: those of rows share what the others leave of the even shares of the launch.
   static constexpr int kEvenRegisters = minimum(65536 / kThreads, 255) / 8 * 8;
@@ -175,8 +181,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
-  // each warp that adds it by bulk copies, or P on its way from one warpgroup to the other; stages of base and of shift
-  // where rows are keys; barriers.
+  // each warp that adds it by bulk copies, or stages of all of it, or P on its way from one warpgroup to the other;
+  // stages of base and of shift where rows are keys; barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
@@ -191,7 +197,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskOffset = kY1Offset + kSecondStages * kY1Bytes;
   static constexpr int kDsOffset = kMaskOffset + kMaskStages * kMaskBytes;
   static constexpr int kDqOffset = kDsOffset + kDsStages * kDsBytes;
-  static constexpr int kPOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes;
+  static constexpr int kPOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes + kDqStages * kDqTileBytes;
   static constexpr int kPStages = kSharedRows ? 2 : 0;
   static constexpr int kPBytes = kBlockRows * kBlockColumns * 2;
   static constexpr int kBaseOffset = kPOffset + kPStages * kPBytes;
@@ -204,7 +210,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
   static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kPBarrier = kDsBarrier + kDsStages;
-  static constexpr int kBarriers = kPBarrier + kPStages;
+  static constexpr int kDqBarrier = kPBarrier + kPStages;  // of each part of each stage of shares of dQ
+  static constexpr int kBarriers = kDqBarrier + kDqParts * kDqStages;
   // Of tiles that are cleared before they are full, one for each producer.
   static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
   static constexpr int kBarrierBytes = 256;
