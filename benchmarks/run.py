@@ -38,7 +38,7 @@ from attention_autotuner.tuning.shipping import evidence, trimmed
 
 from .baselines import BASELINES
 from .baselines.base import MODES
-from .baselines.flash_attn import add_site
+from .baselines.flash_attn import FROM_SITE, add_site
 from .calls import inputs_of, side_by_side
 from .contenders import variants
 from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
@@ -79,7 +79,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     lists("--suite", known=list(SUITES), kind="suite", words=words, default=DEFAULT_SUITES)
     words = f"of {', '.join(BASELINES)} (default the suite's)"
     lists("--baselines", "--peers", known=list(BASELINES), kind="baseline", words=words)
-    option("--flash-attn-4", type=Path, metavar="SITE", help="race it from this folder of wheels")
+    words = "race it from this folder of wheels, deterministic too where ours is"
+    option("--flash-attn-4", type=Path, metavar="SITE", help=words)
     words = "forward, backward, step, autograd; by default those of each case"
     lists("--direction", known=MODES, kind="direction", words=words, default=[])
     words = "in case or problem; all"
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(
             trials=in_order(wanted, options.seed),
             baselines=options.baselines and [BASELINES[b] for b in options.baselines],
-            extra=() if options.flash_attn_4 is None else ("flash_attn_4",),
+            extra=() if options.flash_attn_4 is None else FROM_SITE,
             policy=policy,
             pipeline=pipeline,
             measurer=InProcessMeasurer(seed=options.seed, inputs=partial(inputs_of, lengths)),

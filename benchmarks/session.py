@@ -27,7 +27,7 @@ from attention_autotuner.tuning.stages import built_of
 from .baselines import BASELINES
 from .baselines.base import Baseline
 from .comparison import Comparison, Inspect, describe, opponents_of
-from .contenders import AUTOGRAD, PICK, STEP, Contenders, Results, contenders_of
+from .contenders import AUTOGRAD, DETERMINISTIC, PICK, STEP, Contenders, Results, contenders_of
 from .suites import Trial
 
 CLOCKS = ("sm_clock_mhz", "power_draw_w", "temperature_c", "time_utc")  # of the environment, a row
@@ -167,7 +167,12 @@ class Session:
 
     def _row(self, trial: Trial, contenders: Contenders, built: Results) -> dict[str, Any]:
         label = our_label(trial)
-        opponents = opponents_of(trial.problem, trial.modes, self.baselines_of(trial))
+        opponents = [
+            opponent
+            for opponent in opponents_of(trial.problem, trial.modes, self.baselines_of(trial))
+            # Where our deterministic mode is not raced, nothing is there to compare with.
+            if opponent.ours != DETERMINISTIC or contenders.deterministic is not None
+        ]
         race = Comparison(
             contenders,
             opponents,

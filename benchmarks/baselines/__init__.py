@@ -10,7 +10,12 @@ from .compiled import Compiled, Eager, Flex, FlexFlash
 from .copy import Copy
 from .cublas import Cublas
 from .fla import Fla
-from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
+from .flash_attn import (
+    FlashAttention2,
+    FlashAttention3,
+    FlashAttention4,
+    FlashAttention4Deterministic,
+)
 from .plain import EqualLengths, Plain
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash
 
@@ -27,6 +32,7 @@ BASELINES: dict[str, Baseline] = {
         FlashAttention2(),
         FlashAttention3(),
         FlashAttention4(),
+        FlashAttention4Deterministic(),
         Compiled(),
         Eager(),
         Fla(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from attention_autotuner.core.problem import Problem
 
 from ..calls import Function, options_of, others_of, rows_of_heads
-from .base import Baseline, Limits, top_left, two_head_dims
+from ..contenders import DETERMINISTIC
+from .base import Baseline, Limits, Mode, top_left, two_head_dims
 
 HOPPER = (9, 0)
 
@@ -26,12 +28,13 @@ class FlashAttention2(Baseline):
     layout = staticmethod(rows_of_heads)
     module = "flash_attn"
     sinks = ""  # its keyword for them
+    always: Mapping[str, Any] = {}  # options of every call
     modifications = frozenset({"window", "softcap", "alibi_slopes", "packed"})
     limits: Limits = (two_head_dims, top_left)
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; some versions return the LSE beside the output, which is dropped."""
-        module, options = import_module(self.module), options_of(problem)
+        module, options = import_module(self.module), {**options_of(problem), **self.always}
         function = module.flash_attn_varlen_func if problem.packed else module.flash_attn_func
         names = [self.sinks if name == "sinks" else name for name in others_of(problem)]
 
@@ -79,6 +82,27 @@ class FlashAttention4(FlashAttention2):
     sinks = "learnable_sink"
     modifications = frozenset({"window", "softcap", "sinks", "packed"})
     limits = (top_left,)
+
+
+class FlashAttention4Deterministic(FlashAttention4):
+    """flash-attn 4's deterministic backward pass, where our deterministic mode is raced, which it is compared with."""
+
+    name = "flash_attn_4_deterministic"
+    title = "flash-attn 4, deterministic"
+    gradients = "through autograd, beside our deterministic mode"
+    always: Mapping[str, Any] = {"deterministic": True}
+
+    def modes(self, modes: Sequence[Mode]) -> list[Mode]:
+        """The backward pass alone; see :meth:`Baseline.modes`."""
+        return [mode for mode in modes if mode == "backward"]
+
+    def ours(self, problem: Problem, mode: Mode) -> str:
+        """See :meth:`Baseline.ours`."""
+        return DETERMINISTIC
+
+
+FROM_SITE = (FlashAttention4.name, FlashAttention4Deterministic.name)
+"""The baselines that a folder of wheels brings; see :func:`add_site`."""
 
 
 def add_site(site: Path) -> None:

@@ -35,12 +35,29 @@ def sdpa_other(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tenso
         return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def sdpa_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """PyTorch's attention by its FlashAttention-2."""
+    return _by(SDPBackend.FLASH_ATTENTION, q, k, v)
+
+
+def sdpa_cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """PyTorch's attention by cuDNN; by the formula on a CPU, which has no cuDNN."""
+    return _by(SDPBackend.CUDNN_ATTENTION if q.is_cuda else SDPBackend.MATH, q, k, v)
+
+
 def sdpa_fp32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """PyTorch's attention with scores and probabilities that are not rounded to q's dtype."""
     with torch.autocast(q.device.type, enabled=False):
         k, v = _repeated(q, k, v)
         o = scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
         return o.to(q.dtype)
+
+
+def _by(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """PyTorch's attention held to a backend that knows GQA."""
+    grouped = q.shape[1] != k.shape[1]
+    with sdpa_kernel(backend):
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
 def _repeated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 
 import torch
@@ -107,6 +108,14 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(config.dim)
         self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
         initialise(self, config.layers)
+
+    def with_attention(self, attention: Attention) -> GPT:
+        """A copy that is the same but for its attention function."""
+        model = deepcopy(self)
+        for module in model.modules():
+            if isinstance(module, SelfAttention):
+                module.attention = attention
+        return model
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of the next token, nats a token, fp32; both are int64 ``[batch, seqlen]``."""

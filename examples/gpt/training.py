@@ -18,7 +18,7 @@ import torch
 from ..shared.data import Batches
 from ..shared.script import Progress, Session, say
 from ..shared.training import Schedule
-from .attentions import Attention
+from .attentions import Attention, sdpa
 from .model import GPT, GPTConfig
 
 UNTIMED_STEPS = 10
@@ -36,12 +36,9 @@ class TrainingConfig(Schedule):
 class Trainee:
     """One model, its optimizer, and the measurements of its training."""
 
-    def __init__(
-        self, sizes: GPTConfig, config: TrainingConfig, attention: Attention, device: torch.device
-    ) -> None:
+    def __init__(self, model: GPT, config: TrainingConfig, device: torch.device) -> None:
         self.config, self.device, self.on_gpu = config, device, device.type == "cuda"
-        torch.manual_seed(config.seed)
-        self.model = GPT(sizes, attention).to(device)
+        self.model = model
         self.optimizer = config.optimizer(self.model)
         self.compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.model
         if config.compile_mode is not None:
@@ -122,12 +119,15 @@ def train(
         The report of each, as :meth:`Trainee.report`.
     """
     batches, device = session.batches, session.device
+    torch.manual_seed(config.seed)
+    # Weights are drawn once, by the CPU: of a wide model that takes seconds.
+    initial = GPT(sizes, sdpa).to(device)
     trainees = {}
     for name, attention in attentions.items():
         say(
             f"first pass with {name}{', missing kernels are built' if device.type == 'cuda' else ''}"
         )
-        trainees[name] = Trainee(sizes, config, attention, device)
+        trainees[name] = Trainee(initial.with_attention(attention), config, device)
         trainees[name].prepare(batches[0])
     order, progress = list(trainees.values()), Progress(len(batches))
     shuffle = random.Random(config.seed).shuffle

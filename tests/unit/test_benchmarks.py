@@ -27,6 +27,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import comparison, results, run
 from benchmarks.baselines import BASELINES
+from benchmarks.baselines.flash_attn import FROM_SITE
 from benchmarks.baselines.sdpa import SdpaFlash, make_sdpa
 from benchmarks.calls import Function
 from benchmarks.comparison import Comparison, opponents_of
@@ -89,7 +90,7 @@ def test_the_grids_race_cudnn_beside_flash_attention_and_bars_name_comparisons()
                 assert {"sdpa_flash", "sdpa_cudnn"} <= {o.baseline.name for o in opponents}
                 assert not any(o.reason for o in opponents)
                 assert {o.mode for o in opponents} == set(trial.modes)
-        raced = {*names, "flash_attn_4", "flex_flash"}  # which join a suite by flags
+        raced = {*names, *FROM_SITE, "flex_flash"}  # which join a suite by flags
         every = {
             f"{name} {mode}" for name in raced for t in trials([suite.name]) for mode in t.modes
         }

@@ -26,8 +26,11 @@ from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import calls, results, run
 from benchmarks.baselines import BASELINES
 from benchmarks.baselines import sdpa as gradients
+from benchmarks.baselines.flash_attn import FROM_SITE, FlashAttention4Deterministic
 from benchmarks.baselines.sdpa import make_sdpa
+from benchmarks.comparison import describe, opponents_of
 from benchmarks.contenders import contenders_of, forward_of, variants
+from benchmarks.reporting.site import results_of
 from benchmarks.suites import SUITES, Case, Suite, trials
 from tests.fake_benchmark import (
     GPU,
@@ -241,6 +244,63 @@ def test_the_price_of_determinism_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> 
         assert figures["missed"] == missed
 
 
+STRICT_PEER = "flash_attn_4_deterministic backward"
+
+
+class StrictPeer(FlashAttention4Deterministic):
+    """Is there, and computes nothing."""
+
+    def function(self, problem: Problem) -> calls.Function:
+        return lambda q, k, v: q
+
+    def absence(self) -> str:
+        return ""
+
+
+def with_strict_peer(
+    monkeypatch: pytest.MonkeyPatch, time_us: Callable[[Problem, str], float], **rest: Any
+) -> dict[str, Any]:
+    """The row of a race that a deterministic baseline joins."""
+    monkeypatch.setitem(SUITES, NAME, suite_with(BACK))
+    monkeypatch.setitem(BASELINES, StrictPeer.name, StrictPeer())
+    with settings.override(mode="off"):
+        session = session_of(trials([NAME]), time_us, extra=(StrictPeer.name,), **rest)
+        ((_, row),) = session.rows()
+    assert isinstance(row, dict), row
+    return row
+
+
+def test_a_deterministic_baseline_is_compared_with_our_deterministic_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {STRICT_PEER: 150.0, default_name(STRICT): 125.0}
+    row = with_strict_peer(monkeypatch, lambda problem, name: times.get(name, 100.0))
+    ratio = row["ratios"][STRICT_PEER]
+    assert (ratio["ratio"], ratio["ours"]) == (pytest.approx(1.2), "deterministic")
+    assert row["entries"][STRICT_PEER]["tflops"] == pytest.approx(BACK.flops / 150e6)
+    assert not any(name.startswith("flash_attn_4_deterministic step") for name in row["entries"])
+    assert f"1.200x {STRICT_PEER}" in describe(BACK, row)
+    figures = results.summarise(SUITES[NAME], [row])[STRICT_PEER]
+    assert figures["geometric_mean"] == pytest.approx(1.2)
+    document = {"unit": "tflops", "rows": [row], "unmeasured": {}}
+    assert STRICT_PEER in results.table(document)[0]
+    assert "1.20" in results.table(document)[1]
+    shown = results_of({**document, "baselines": {StrictPeer.name: StrictPeer.title}})
+    (result,) = [result for result in shown if result.baseline == StrictPeer.title]
+    assert (result.ours_us, result.theirs_us) == (125.0, 150.0)
+
+
+def test_a_deterministic_baseline_is_not_timed_where_ours_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = with_strict_peer(monkeypatch, lambda problem, name: 100.0, defaults=False)
+    assert set(row["entries"]) == {
+        "pick", "step", "sdpa_flash backward", "sdpa_cudnn backward", "sdpa_flash step",
+        "sdpa_cudnn step",
+    }  # fmt: skip
+    assert opponents_of(SHORT, ["forward"], [StrictPeer()]) == []
+
+
 def test_a_comparison_settles_and_ships_both_modes_beside_the_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +385,21 @@ def test_only_what_takes_the_operators_is_timed_below_autograd() -> None:
                 assert isinstance(baseline.entry(problem, mode, "x"), calls.Call)
         assert isinstance(baseline.entry(BACK, "autograd", "x"), calls.StepCall)
         assert baseline.available(BACK) == ""
+
+
+def test_only_the_deterministic_baseline_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Module:
+        @staticmethod
+        def flash_attn_func(q: Any, k: Any, v: Any, **options: Any) -> Any:
+            asked.append(options)
+            return q, None
+
+    monkeypatch.setattr("benchmarks.baselines.flash_attn.import_module", lambda name: Module)
+    for name in FROM_SITE:
+        assert BASELINES[name].function(LATER)("q", "k", "v") == "q"
+    assert asked == [{"causal": True}, {"causal": True, "deterministic": True}]
 
 
 def test_an_autograd_entry_takes_the_gradient_of_every_input() -> None:

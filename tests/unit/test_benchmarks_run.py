@@ -123,6 +123,7 @@ def test_trials_are_chosen_by_suite_word_and_mode() -> None:
         ("flash_attn_2", SHORT, "not installed"),
         ("flash_attn_3", SHORT, "not installed"),
         ("flash_attn_4", SHORT, "not installed"),
+        ("flash_attn_4_deterministic", SHORT, "not installed"),
         ("fla", SHORT, "computes retention, not attention"),
         ("copy", SHORT, "memory is not all"),
         ("copy", replace(SHORT, seqlen_q=1), None),

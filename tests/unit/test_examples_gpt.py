@@ -14,9 +14,18 @@ import torch
 
 from attention_autotuner import flash_attn_func
 from examples import train_gpt
-from examples.gpt.agreement import WINDOW, WORST_FACTOR, compare
-from examples.gpt.attentions import Attention, autotuned, sdpa, sdpa_fp32, sdpa_other
-from examples.gpt.model import GPT, GPTConfig
+from examples.gpt.agreement import LEAST_NOISE, WINDOW, WORST_FACTOR, compare
+from examples.gpt.attentions import (
+    Attention,
+    autotuned,
+    sdpa,
+    sdpa_cudnn,
+    sdpa_flash,
+    sdpa_fp32,
+    sdpa_other,
+)
+from examples.gpt.bars import bars_of, windows_of
+from examples.gpt.model import GPT, GPTConfig, SelfAttention
 from examples.gpt.training import TrainingConfig, train
 from examples.shared import script
 from examples.shared.data import HELD_OUT_EVERY, Batches, read_corpus
@@ -138,9 +147,21 @@ def test_attention_gets_what_its_docstring_says_and_the_loss_starts_at_chance() 
 def test_the_attentions_are_one_function() -> None:
     q, k, v = (torch.randn(2, heads, 24, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
     reference = sdpa(q.double(), k.double(), v.double())
-    for attention in (autotuned, sdpa, sdpa_other, sdpa_fp32):
+    for attention in (autotuned, sdpa, sdpa_other, sdpa_flash, sdpa_cudnn, sdpa_fp32):
         torch.testing.assert_close(attention(q, k, v).double(), reference, rtol=0.02, atol=0.02)
     assert loss_of(autotuned).item() == pytest.approx(loss_of(sdpa).item(), abs=1e-3)
+
+
+def test_a_model_with_another_attention_has_the_same_parameters_of_its_own() -> None:
+    torch.manual_seed(0)
+    first = GPT(TINY, sdpa)
+    second = first.with_attention(autotuned)
+    for model, attention in ((first, sdpa), (second, autotuned)):
+        of_blocks = [m.attention for m in model.modules() if isinstance(m, SelfAttention)]
+        assert of_blocks == [attention] * TINY.layers
+    for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
 
 
 def test_the_model_is_causal() -> None:
@@ -289,6 +310,67 @@ def test_curves_that_cannot_be_compared_are_refused(
         compare(candidate, references)
 
 
+# --- bars -----------------------------------------------------------------------------------------
+
+
+def trained(losses: list[float], step_ms: float) -> dict[str, Any]:
+    return {"losses": losses, "step_ms": step_ms}
+
+
+def seed_of(ours: float, flash_ms: float = 4.0, ours_ms: float = 3.0) -> dict[str, Any]:
+    """Runs whose references are 0.01 apart, and ours some such distances from the first."""
+    flat = [2.0] * (2 * WINDOW)
+    return {
+        "ours": trained([loss + ours * 0.01 for loss in flat], ours_ms),
+        "flash": trained(flat, flash_ms),
+        "cudnn": trained([loss - 0.01 for loss in flat], 3.2),
+    }
+
+
+def test_bars_are_of_each_seed_and_of_all() -> None:
+    bars = bars_of({0: seed_of(2.0), 3: seed_of(0.5, ours_ms=3.6)}, "ours", ["flash", "cudnn"])
+    first, second = bars["seeds"]
+    assert (first["seed"], second["seed"]) == (0, 3)
+    assert [x["gap"] for x in (first, second, bars["all"])] == pytest.approx([2.0, 0.5, 1.0])
+    assert [x["gap_ok"] for x in (first, second, bars["all"])] == [False, True, True]
+    assert bars["all"]["worst_gap"] == pytest.approx(2.0)
+    assert bars["all"]["step_ms"] == pytest.approx({"ours": 3.3, "flash": 4.0, "cudnn": 3.2})
+    assert [x["fastest"] for x in (first, second, bars["all"])] == ["cudnn"] * 3
+    assert [x["time"] for x in (first, second)] == pytest.approx([3.0 / 3.2, 3.6 / 3.2])
+    assert [x["time_ok"] for x in (first, second, bars["all"])] == [True, False, False]
+    assert json.loads(json.dumps(bars)) == bars
+
+
+def test_steps_are_held_to_the_fastest_reference_of_each_seed() -> None:
+    bars = bars_of({0: seed_of(1.0, flash_ms=2.0)}, "ours", ["flash", "cudnn"])
+    assert bars["all"]["fastest"] == "flash"
+    assert bars["all"]["time"] == pytest.approx(1.5)
+
+
+def test_a_window_has_its_own_noise_and_least_noise_counts_once() -> None:
+    still, apart = [2.0] * WINDOW, [2.02] * WINDOW
+    small = [2.0 + LEAST_NOISE / 10] * WINDOW
+    first, second = windows_of(still + small, [still + still, apart + small])
+    assert first.noise == pytest.approx(0.02)
+    assert second.noise == pytest.approx(LEAST_NOISE / 10)
+    assert second.ratio == 1.0
+    runs = {
+        "ours": trained(still + small, 1.0),
+        "flash": trained(still + still, 1.0),
+        "cudnn": trained(apart + small, 1.0),
+    }
+    bars = bars_of({0: runs}, "ours", ["flash", "cudnn"])
+    assert bars["all"]["small_windows"] == 2  # our difference in the first, both in the second
+
+
+def test_losses_that_are_no_numbers_miss_the_bar() -> None:
+    runs = seed_of(1.0)
+    runs["ours"]["losses"][-1] = math.nan
+    figures = bars_of({0: runs}, "ours", ["flash", "cudnn"])["all"]
+    assert figures["gap"] == math.inf
+    assert not figures["gap_ok"]
+
+
 # --- the whole script -----------------------------------------------------------------------------
 
 
@@ -316,6 +398,51 @@ def test_the_script_trains_compares_and_writes(
     for run in report["runs"].values():
         assert len(run["losses"]) == 3
         assert run["tokens_per_second"] == pytest.approx(2 * 32 / run["step_ms"] * 1e3)
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_chosen_references_and_seeds_are_measured_by_bars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--references", "flash", "cudnn", "--seeds", "4", "7", "--out", str(tmp_path)]
+    status = train_gpt.main([*ARGUMENTS, *chosen])
+    captured = capsys.readouterr()
+    report = json.loads((tmp_path / "train_gpt.json").read_text(encoding="utf-8"))
+    assert report["seed"] == [4, 7]
+    assert report["references"] == ["SDPA, flash", "SDPA, cuDNN"]
+    for training in report["trainings"]:
+        assert list(training["runs"]) == ["flash_attn_func", "SDPA, flash", "SDPA, cuDNN"]
+        assert training["agreement"]["ok"] is True
+    first, second = (t["runs"]["SDPA, flash"]["losses"] for t in report["trainings"])
+    assert first != second
+    bars = report["bars"]
+    assert [figures["seed"] for figures in bars["seeds"]] == [4, 7]
+    assert bars["all"]["gap"] == 1.0  # differences this small count as the least noise
+    assert (status == 0) == report["ok"] == bars["all"]["time_ok"]
+    assert "Bar of 1.5 for the loss gap: met" in captured.out
+    assert "seed 7: ms a step: flash_attn_func" in captured.err
+    assert "SDPA in fp32" not in captured.err
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_one_seed_by_either_option_gives_the_same_losses(tmp_path: Path) -> None:
+    reports = []
+    for option in (["--seed", "5"], ["--seeds", "5"]):
+        out = tmp_path / option[0]
+        assert train_gpt.main([*ARGUMENTS, *option, "--out", str(out)]) == 0
+        reports.append(json.loads((out / "train_gpt.json").read_text(encoding="utf-8")))
+    losses = [[run["losses"] for run in report["runs"].values()] for report in reports]
+    assert losses[0] == losses[1]
+    assert [report["bars"] for report in reports] == [None, None]
+    assert [report["seed"] for report in reports] == [5, 5]
+    assert list(reports[0]["runs"]) == [
+        "flash_attn_func", "SDPA", "SDPA, other backend", "SDPA in fp32",
+    ]  # fmt: skip
+
+
+def test_one_reference_is_refused_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_gpt.main([*ARGUMENTS, "--references", "flash", "flash"]) == 2
+    assert "at least two references are needed, got flash alone" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_corpus")
