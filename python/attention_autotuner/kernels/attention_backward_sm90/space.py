@@ -66,7 +66,7 @@ LONG_CAUSAL_ROWS = 4096  # from which those longer steps pay where blocks are un
 STORED_ROWS: dict[tuple[DqBy, bool], int] = {
     ("keys", True): 1024,
     ("keys", False): 512,
-    ("own", True): 512,
+    ("own", True): 2048,
 }
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
