@@ -37,7 +37,7 @@ MUTANTS = {
     ),
     "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now, 0.0f);", ""),
 }
-GIVEN_BACK = "arrive(stages.empty(stages.dq_barrier(0, T::kDqParts - 1), 0));"
+GIVEN_BACK = "arrive(Sent::empty(stages, 0, T::kDqParts - 1));"
 OF_SENDER = {
     "stored_not_waited_for": (SENDER, "semaphore_wait(semaphores + tile, kStoredOnce);", ""),
     "stage_given_back_unread": (SENDER, f"bulk_wait_read<0>();\n      {GIVEN_BACK}", GIVEN_BACK),

@@ -35,23 +35,23 @@ __device__ __forceinline__ void send_dq_part(float* sums, uint32_t stage, int pa
 
 template <typename T>
 __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& stages) {
-  using Shares = typename BackwardPassSm90Stages<T>::Shares;
+  using Sent = SentDq<T>;
   if (stages.steps() == 0) return;
   stages.wait_for_preprocess();
   int* const semaphores = stages.arguments.semaphores;
   Cursor now = stages.range.begin();
   int tile = int(dq_tile_index<T>(stages, now));
   int stored = -1;  // the tile whose first share is on its way
-  int found = semaphore_claim(semaphores + tile);
+  int state = semaphore_claim(semaphores + tile);
   auto const release = [&] {
     semaphore_release(semaphores + stored, kStoredOnce);
     stored = -1;
   };
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index) {
-    bool const first = found == 0;
+    bool const first = state == 0;
     if (!first) {
-      if (found != kStoredOnce) {
+      if (state != kStoredOnce) {
         if (stored >= 0) {
           bulk_wait_written<0>();
           release();
@@ -60,29 +60,29 @@ __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& 
       }
       fence_bulk_copies();
     }
-    int const stage = Shares::stage(index);
+    int const stage = Sent::Ring::stage(index);
     float* const sums = dq_tile<T>(stages.arguments, tile);
 #pragma unroll
     for (int part = 0; part < T::kDqParts; ++part) {
-      wait(stages.full(stages.dq_barrier(stage, part), 0), Shares::phase(index));
-      send_dq_part<T>(sums, stages.stored_dq_stage(stage), part, first);
+      wait(Sent::full(stages, stage, part), Sent::Ring::phase(index));
+      send_dq_part<T>(sums, Sent::tile(stages, stage), part, first);
     }
     int const sent = tile;
     stages.range.next(now);
     if (index + 1 < stages.end) {
       tile = int(dq_tile_index<T>(stages, now));
-      found = semaphore_claim(semaphores + tile);
+      state = semaphore_claim(semaphores + tile);
     }
     if constexpr (T::kDqStages > 1) {
       bulk_wait_read<1>();
-      if (index > stages.begin) arrive(stages.empty(stages.dq_barrier(stage ^ 1, 0), 0));
+      if (index > stages.begin) arrive(Sent::empty(stages, stage ^ 1, 0));
     } else {
       if constexpr (T::kDqParts > 1) {
         bulk_wait_read<1>();
-        arrive(stages.empty(stages.dq_barrier(0, 0), 0));
+        arrive(Sent::empty(stages, 0, 0));
       }
       bulk_wait_read<0>();
-      arrive(stages.empty(stages.dq_barrier(0, T::kDqParts - 1), 0));
+      arrive(Sent::empty(stages, 0, T::kDqParts - 1));
     }
     if (stored >= 0) {
       bulk_wait_written<T::kDqParts>();
@@ -92,7 +92,7 @@ __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& 
   }
   if constexpr (T::kDqStages > 1) {
     bulk_wait_read<0>();
-    arrive(stages.empty(stages.dq_barrier(Shares::stage(stages.end - 1), 0), 0));
+    arrive(Sent::empty(stages, Sent::Ring::stage(stages.end - 1), 0));
   }
   if (stored >= 0) {
     bulk_wait_written<0>();

@@ -22,6 +22,31 @@ using softmax_forward::warpgroup_arrive;
 using softmax_forward::warpgroup_commit_batch;
 using softmax_forward::warpgroup_wait;
 
+// Shares on their way to the thread that stores and adds them (dq_sender.cuh), each warpgroup's part by itself.
+template <typename T>
+struct SentDq {
+  using Stages = BackwardPassSm90Stages<T>;
+  using Ring = BarrierRing<T::kStoredDq ? T::kDqStages : 1>;
+
+  __device__ __forceinline__ static uint32_t tile(Stages const& stages, int stage) {
+    return stages.smem + T::kDqOffset + stage * T::kDqTileBytes;
+  }
+  __device__ __forceinline__ static uint32_t full(Stages const& stages, int stage, int part) {
+    return stages.full(T::kDqBarrier + stage * T::kDqParts + part, 0);
+  }
+  __device__ __forceinline__ static uint32_t empty(Stages const& stages, int stage, int part) {
+    return stages.empty(T::kDqBarrier + stage * T::kDqParts + part, 0);
+  }
+  // Until the stage is free, and once this warp's sums are there.
+  __device__ __forceinline__ static void acquire(Stages const& stages, int index, int part) {
+    wait(empty(stages, Ring::stage(index), part), Ring::phase(index) ^ 1);
+  }
+  __device__ __forceinline__ static void hand_over(Stages const& stages, int stage, int part) {
+    fence_view_async_shared();
+    if (warp_arrives()) arrive(full(stages, stage, part));
+  }
+};
+
 // The part of a share that one warpgroup computes at a time: 64 rows of queries from `row` on, columns from `column`
 // on.
 template <typename T>

@@ -48,15 +48,15 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
             arrive(empty(T::kDsBarrier, stage));
           }
           if constexpr (T::kStoredDq) {
-            if (row + column == 0) Base::wait_for_sender(index, 0);
-            share.add(nullptr, row, column, Base::stored_dq_stage(Base::Shares::stage(index)));
+            if (row + column == 0) SentDq<T>::acquire(*this, index, 0);
+            share.add(nullptr, row, column, SentDq<T>::tile(*this, SentDq<T>::Ring::stage(index)));
           } else {
             share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
             share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
           }
         }
       }
-      if constexpr (T::kStoredDq) Base::hand_to_sender(Base::Shares::stage(index), 0);
+      if constexpr (T::kStoredDq) SentDq<T>::hand_over(*this, SentDq<T>::Ring::stage(index), 0);
       semaphore.release();
     }
     if (warp_arrives()) Base::release_rows(0);

@@ -223,7 +223,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   __device__ __forceinline__ uint32_t p_tile(int stage) const { return smem + T::kPOffset + stage * T::kPBytes; }
   // Of one warp, for the share of dQ, or of all that hand theirs to the thread that stores them.
   __device__ __forceinline__ uint32_t dq_stage(int part) const {
-    if constexpr (T::kStoredDq) return stored_dq_stage(0);
+    if constexpr (T::kStoredDq) return smem + T::kDqOffset;
     return smem + T::kDqOffset + (4 * part + softmax_forward::warp_in_warpgroup()) * T::kDqWarpBytes;
   }
   __device__ __forceinline__ uint32_t base_of(int stage) const {
@@ -260,23 +260,6 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   __device__ __forceinline__ void acquire_rows(int which) const { wait(empty(T::kXBarrier, which), visit & 1 ^ 1); }
   __device__ __forceinline__ void wait_for_rows(int which) const { wait(full(T::kXBarrier, which), visit & 1); }
   __device__ __forceinline__ void release_rows(int which) const { arrive(empty(T::kXBarrier, which)); }
-
-  // A warpgroup's part of a share of dQ on its way to the thread that stores it (dq_sender.cuh): until the stage is
-  // free, and once this warp's sums are there.
-  using Shares = BarrierRing<T::kStoredDq ? T::kDqStages : 1>;
-  __device__ __forceinline__ static int dq_barrier(int stage, int part) {
-    return T::kDqBarrier + stage * T::kDqParts + part;
-  }
-  __device__ __forceinline__ uint32_t stored_dq_stage(int stage) const {
-    return smem + T::kDqOffset + stage * T::kDqTileBytes;
-  }
-  __device__ __forceinline__ void wait_for_sender(int index, int part) const {
-    wait(empty(dq_barrier(Shares::stage(index), part), 0), Shares::phase(index) ^ 1);
-  }
-  __device__ __forceinline__ void hand_to_sender(int stage, int part) const {
-    fence_view_async_shared();
-    if (warp_arrives()) arrive(full(dq_barrier(stage, part), 0));
-  }
 
   // Of the tensors whose tiles stream.
   __device__ __forceinline__ int streamed_head(Cursor const& now) const { return T::kByQueries ? kv_head : now.head; }

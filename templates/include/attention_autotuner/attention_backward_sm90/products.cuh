@@ -188,14 +188,14 @@ struct BackwardPassSm90Products : ScoresOf<T> {
       if (warp_arrives()) arrive(empty(T::kDsBarrier, Stored::stage(index)));
       int64_t const tile = dq_tile_index<T>(*this, now);
       DqSemaphore<T> const semaphore(*this, tile, now, group, kWarpgroupBarrier + group);
-      if constexpr (T::kStoredDq) Base::wait_for_sender(index, group);
+      if constexpr (T::kStoredDq) SentDq<T>::acquire(*this, index, group);
       share.add(dq_sums(), dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
   }
   __device__ __forceinline__ void send_dq(Cursor const& now) {
     if constexpr (T::kKeysDq && T::kStoredDq) {
-      Base::hand_to_sender(0, group);
+      SentDq<T>::hand_over(*this, 0, group);  // of the one stage
     } else if constexpr (T::kKeysDq) {
       share.send(dq_tile<T>(arguments, dq_tile_index<T>(*this, now)), dq_row(), dq_column(), Base::dq_stage(group));
     }
