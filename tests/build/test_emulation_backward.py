@@ -37,10 +37,10 @@ MUTANTS = {
     ),
     "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now, 0.0f);", ""),
 }
-GIVEN_BACK = "arrive(Sent::empty(stages, 0, T::kDqParts - 1));"
+GIVEN_BACK = "arrive(Sent::empty(stages, stage, T::kDqParts - 1));"
 OF_SENDER = {
     "stored_not_waited_for": (SENDER, "semaphore_wait(semaphores + tile, kStoredOnce);", ""),
-    "stage_given_back_unread": (SENDER, f"bulk_wait_read<0>();\n      {GIVEN_BACK}", GIVEN_BACK),
+    "stage_given_back_unread": (SENDER, f"bulk_wait_read<0>();\n  {GIVEN_BACK}", GIVEN_BACK),
 }
 CAUGHT_BY = {
     "ds_not_fenced": (LaunchFailed, "without a fence"),
@@ -129,6 +129,21 @@ VARIANTS = [
         keys=item("interleaved", first_stages=3),
         dq_share=DqShareSm90(dq_by="own", dq_add="stored"),
         persistent=True,
+    ),
+    candidate(
+        (64, 64),
+        decomposition="fused",
+        keys=item("interleaved", first_stages=3, held_rows=True),
+        dq_share=DqShareSm90(dq_by="own", dq_add="queued"),
+        persistent=True,
+        early_launches=True,
+        gathered_stores=True,
+    ),
+    candidate(
+        (128, 128),
+        decomposition="fused",
+        keys=item("by_turns", 80, first_stages=3),
+        dq_share=DqShareSm90(dq_by="keys", ds_stages=1, dq_add="queued"),
     ),
     candidate(
         (48, 64),

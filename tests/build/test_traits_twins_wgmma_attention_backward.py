@@ -101,6 +101,14 @@ ILLEGAL = {
         modifications=("spans",),
         knobs=replace(FUSED.knobs, dq_share=DqShareSm90(dq_by="keys", dq_add="ordered")),
     ),
+    "queue_has_the_order_of_blocks": replace(
+        FUSED,
+        knobs=replace(
+            FUSED.knobs,
+            dq_share=DqShareSm90(dq_by="keys", dq_add="queued"),
+            cta_order="longest_first",
+        ),
+    ),
     "fragments_fit_warpgroup": changed(block_columns=128),
 }
 TOO_LARGE = changed(first_stages=4, second_stages=4)

@@ -14,7 +14,7 @@ from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
 from ..shared.workspace import ROW_VALUES, SUM_BYTES, span_bytes
-from .knobs import knobs_of
+from .knobs import STORED, knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
 
 # Shares of the softmax that are exposed.
@@ -161,7 +161,7 @@ def _auxiliary(
     batch, rows_q, _ = problem.extents
     rows = batch * problem.heads_q * rows_q
     sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
-    cleared = 0 if first.share is None or first.share.dq_add == "stored" else sums
+    cleared = 0 if first.share is None or first.share.dq_add in STORED else sums
     moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + cleared]
     if problem.spanned:
         moved.append(span_bytes(problem))

@@ -14,7 +14,8 @@ from ..shared.sm90_rules import MODIFICATIONS
 Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved", "by_turns"]
 DqBy = Literal["keys", "own"]
-DqAdd = Literal["reduce", "bulk", "ordered", "stored"]
+DqAdd = Literal["reduce", "bulk", "ordered", "stored", "queued"]
+STORED: frozenset[DqAdd] = frozenset({"stored", "queued"})  # of a tile, the first share
 
 PASSES: dict[Decomposition, tuple[str, ...]] = {
     "fused": ("keys",),
@@ -76,12 +77,12 @@ class DqShareSm90:
         dq_add: how it is added. ``reduce``: from registers; ``bulk``: through shared memory, by bulk copies that
             nothing waits for; ``ordered``: from registers, CTAs in the order of their keys, so that equal inputs give
             equal bits; ``stored``: by bulk copies of a thread of its own, which stores the first share of a tile to
-            come, so that no kernel clears the sums.
+            come, so that no kernel clears the sums; ``queued``: the same in the order of keys, the last first.
     """
 
     dq_by: DqBy
     ds_stages: int = 2
-    dq_add: DqAdd = field(default="bulk", metadata=later_words("stored"))
+    dq_add: DqAdd = field(default="bulk", metadata=later_words("stored", "queued"))
 
     @property
     def label(self) -> str:
@@ -151,7 +152,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     @property
     def deterministic(self) -> bool:
         """True where two runs on equal inputs give equal bits."""
-        return self.dq_share is None or self.dq_share.dq_add == "ordered"
+        return self.dq_share is None or self.dq_share.dq_add in ("ordered", "queued")
 
     @property
     def label(self) -> str:

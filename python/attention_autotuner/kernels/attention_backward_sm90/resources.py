@@ -30,7 +30,7 @@ from ..shared.workspace import (
     shared_gradient_bytes,
     span_bytes,
 )
-from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
+from .knobs import STORED, BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
@@ -191,7 +191,7 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     if shape.share is not None and shape.share.dq_add == "bulk":
         groups = 1 if shape.owns_dq else knobs.warpgroups
         sums = 64 * groups * shape.dq_columns * SUM_BYTES
-    elif shape.share is not None and shape.share.dq_add == "stored":
+    elif shape.share is not None and shape.share.dq_add in STORED:
         copies = OWN_DQ_STAGES if shape.owns_dq else 1
         sums = copies * knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     staged = knobs.first_stages + knobs.second_stages
@@ -251,7 +251,7 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     block = shape.knobs.block_columns
     blocks = count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
     tiles = problem.extents[0] * problem.heads_q * blocks
-    counted = {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups, "stored": 1}
+    counted = dict.fromkeys(STORED, 1) | {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups}
     semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
     return tiles * block * problem.padded_dim_qk * SUM_BYTES + -(-semaphores // 16) * 16
 

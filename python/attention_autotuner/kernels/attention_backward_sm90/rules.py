@@ -153,6 +153,18 @@ def _spans_add_in_no_order(s: BackwardPassSm90Shape) -> str | None:
     )
 
 
+def _queue_has_the_order_of_blocks(s: BackwardPassSm90Shape) -> str | None:
+    if s.share is None or s.share.dq_add != "queued":
+        return None
+    order = knobs_of(s.candidate).cta_order
+    if order == "raster" and not (s.packed or s.masked or SPANS in s.candidate.modifications):
+        return None
+    return (
+        "shares wait for CTAs that started before: for a head's blocks in turn, not packed, without a mask or "
+        f"documents, got {order}"
+    )
+
+
 BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "tma_needs_alignment": tma_needs_alignment,
     "warpgroups_range": _warpgroups_range,
@@ -172,6 +184,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "turns_share_registers": _turns_share_registers,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "spans_add_in_no_order": _spans_add_in_no_order,
+    "queue_has_the_order_of_blocks": _queue_has_the_order_of_blocks,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }
 

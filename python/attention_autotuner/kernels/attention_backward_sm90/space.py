@@ -77,7 +77,8 @@ class AttentionBackwardSm90Space:
 
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
-        dq_adds: how shares of dQ are added.
+        dq_adds: how shares of dQ are added; ``queued`` ones, for deterministic problems, are right on the emulated
+            machine and were not run on a GPU, so that they are not among them.
         stored_blocks: queries of a step of shares of which the first is stored; with early launches and in raster
             order alone, where neighbours in time add to what L2 still holds.
         early: True where launches are early and stores gathered, which gained together wherever they were raced; of
@@ -210,6 +211,9 @@ def _points(
             if dq_add == "stored":
                 offered = early and feeding and cta_order == "raster"
                 offered = offered and block in space.stored_blocks
+            elif dq_add == "queued":
+                offered = problem.deterministic and early and feeding and cta_order == "raster"
+                offered = offered and block <= SWAPPED_BLOCK
             elif dq_add == "bulk":
                 offered = not early or (usual and block <= SWAPPED_BLOCK)
             else:

@@ -13,8 +13,8 @@
 
 namespace attention_autotuner::softmax_backward {
 
-inline constexpr int kDqSender = 96;   // of the producer's warpgroup
-inline constexpr int kStoredOnce = 2;  // of a semaphore, after a claim
+inline constexpr int kDqSender = 96, kOtherDqSender = 64;  // of the producer's warpgroup
+inline constexpr int kStoredOnce = 2;                      // of a semaphore, after a claim
 
 // A warpgroup's part of a share, as few copies as are contiguous.
 template <typename T>
@@ -31,6 +31,52 @@ __device__ __forceinline__ void send_dq_part(float* sums, uint32_t stage, int pa
     bulk_copy(sums + from / 4, stage + from, bytes, first);
   }
   bulk_commit();
+}
+
+// Once all parts of a share, the latest copies of this thread, have been read from the one stage.
+template <typename T>
+__device__ __forceinline__ void release_dq_stage(BackwardPassSm90Stages<T> const& stages, int stage) {
+  using Sent = SentDq<T>;
+  if constexpr (T::kDqParts > 1) {
+    bulk_wait_read<1>();
+    arrive(Sent::empty(stages, stage, 0));
+  }
+  bulk_wait_read<0>();
+  arrive(Sent::empty(stages, stage, T::kDqParts - 1));
+}
+
+// Shares in the order of their blocks of keys, so that equal inputs give equal bits: first the last block that sees a
+// tile of queries, whose CTA started first and comes first to it. Each stage has a thread, so that a share may leave
+// while the one before is on its way.
+template <typename T>
+__device__ __forceinline__ void queue_dq_shares(BackwardPassSm90Stages<T> const& stages) {
+  using Sent = SentDq<T>;
+  if (stages.steps() == 0) return;
+  stages.wait_for_preprocess();
+  int const own_stage = threadIdx.x == kDqSender ? 0 : 1;
+  auto const& common = stages.common();
+  Cursor now = stages.range.begin();
+#pragma unroll 1
+  for (int index = stages.begin; index < stages.end; ++index, stages.range.next(now)) {
+    int const stage = Sent::Ring::stage(index);
+    if (stage != own_stage) continue;
+    int64_t const tile = dq_tile_index<T>(stages, now);
+    int* const semaphore = stages.arguments.semaphores + tile;
+    int const last_row = minimum((now.tile + 1) * T::kBlockColumns, common.params.seqlen_q) - 1;
+    int const before = (common.visible_keys(last_row) - 1) / T::kBlockRows - stages.row_block;
+    if (before > 0) {
+      semaphore_wait(semaphore, before);
+      fence_bulk_copies();
+    }
+#pragma unroll
+    for (int part = 0; part < T::kDqParts; ++part) {
+      wait(Sent::full(stages, stage, part), Sent::Ring::phase(index));
+      send_dq_part<T>(dq_tile<T>(stages.arguments, tile), Sent::tile(stages, stage), part, before == 0);
+    }
+    release_dq_stage<T>(stages, stage);
+    bulk_wait_written<0>();
+    semaphore_release(semaphore, before + 1);
+  }
 }
 
 template <typename T>
@@ -77,12 +123,7 @@ __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& 
       bulk_wait_read<1>();
       if (index > stages.begin) arrive(Sent::empty(stages, stage ^ 1, 0));
     } else {
-      if constexpr (T::kDqParts > 1) {
-        bulk_wait_read<1>();
-        arrive(Sent::empty(stages, 0, 0));
-      }
-      bulk_wait_read<0>();
-      arrive(Sent::empty(stages, 0, T::kDqParts - 1));
+      release_dq_stage<T>(stages, 0);
     }
     if (stored >= 0) {
       bulk_wait_written<T::kDqParts>();

@@ -276,16 +276,17 @@ struct AttentionBackwardSm90Entry {
     int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
     softmax_backward::SectionListOf<kPacked> list;
     static_cast<softmax_backward::SectionList&>(list) = {
-        kPacked ? heads : int(tiles),         T::kByQueries && p.causal,
-        Divider::by(section * blocks),        Divider::by(section),
-        Divider::by(kMasked ? batch : heads), Divider::by(p.heads_q / p.heads_kv)};
+        kPacked ? heads : int(tiles), T::kQueuedDq || (T::kByQueries && p.causal), Divider::by(section * blocks),
+        Divider::by(section),         Divider::by(kMasked ? batch : heads),        Divider::by(p.heads_q / p.heads_kv)};
     if constexpr (kPacked) {
       list.listed = listed;
       cudaError_t const error =
           launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns>(p, listed, nullptr, stream);
       if (error != cudaSuccess) return cuda_status(error);
     }
-    int const ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
+    int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
+    // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait.
+    if (T::kQueuedDq && ctas > blocks) ctas = ctas / blocks * blocks;
     return start(softmax_backward::attention_backward_sm90<Config, T>, ctas, T::kThreads, T::kSmemBytes, stream,
                  arguments, list);
   }

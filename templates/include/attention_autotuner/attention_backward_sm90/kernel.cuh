@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   __syncthreads();
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    bool const sends = T::kStoredDq && threadIdx.x == kDqSender;
+    bool const sends = T::kStoredDq && (threadIdx.x == kDqSender ||
+                                        (T::kQueuedDq && T::kDqStages > 1 && threadIdx.x == kOtherDqSender));
     if (!sends && (T::kPacked ? threadIdx.x >= 64
                               : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64))) {
       return;
@@ -120,7 +121,11 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     while (tiles.tile() < count_tiles<T::kPacked>(list)) {
       Stages const stages(arguments, smem, list, tiles);
       if (sends) {
-        if constexpr (T::kStoredDq) send_dq_shares<T>(stages);
+        if constexpr (T::kQueuedDq) {
+          queue_dq_shares<T>(stages);
+        } else if constexpr (T::kStoredDq) {
+          send_dq_shares<T>(stages);
+        }
       } else if constexpr (T::kPacked) {
         if (threadIdx.x < 32) {
           stages.template load_packed<0>();

@@ -49,6 +49,7 @@ enum class DqAdd {
   kBulk,     // through shared memory, by bulk copies that nothing waits for
   kOrdered,  // from registers, in the order of the blocks of keys
   kStored,   // by bulk copies of a thread of its own, of which the first of each tile stores: nothing is cleared before
+  kQueued,   // the same, in the order of the blocks of keys, the last one first
 };
 
 // Without a share of dQ.
@@ -81,7 +82,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
   static constexpr bool kOrdered = kSharesDq && Share::kDqAdd == DqAdd::kOrdered;
   static constexpr bool kBulkDq = kSharesDq && Share::kDqAdd == DqAdd::kBulk;
-  static constexpr bool kStoredDq = kSharesDq && Share::kDqAdd == DqAdd::kStored;
+  static constexpr bool kQueuedDq = kSharesDq && Share::kDqAdd == DqAdd::kQueued;
+  static constexpr bool kStoredDq = kQueuedDq || (kSharesDq && Share::kDqAdd == DqAdd::kStored);
   static constexpr bool kEarly = Config::kEarlyLaunches;
   static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
@@ -178,6 +180,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                 "turns_share_registers");
   static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
+  static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kPacked && !Mods::kSpanned && !kMasked),
+                "queue_has_the_order_of_blocks");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
