@@ -233,7 +233,11 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
     if direction == "backward":  # no turns where scores are changed, and the shorter steps
         order = "by_turns" if kind == "window" else "scores_ahead"
         keys = replace(knobs.keys, block_columns=64, issue_order=order)
-        knobs = replace(knobs, keys=keys, dq_share=replace(knobs.dq_share, ds_stages=2))
+        added = "stored" if kind == "window" else "bulk"
+        share = replace(knobs.dq_share, ds_stages=2, dq_add=added)
+        knobs = replace(knobs, keys=keys, dq_share=share)
+        if kind == "window":
+            knobs = replace(knobs, cta_order="raster")
         if kind not in ("window", "sinks"):  # gathered stores make slopes spill
             knobs = replace(knobs, early_launches=False, gathered_stores=False)
     if direction == "forward" and kind in OWN_TILES:

@@ -171,7 +171,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
 
 def _pays_stored(problem: Problem, dq_by: DqBy) -> bool:
     """True where blocks of keys have so few steps that clearing the sums of dQ counts."""
-    if problem.op != "attention":
+    if problem.score != "softmax":
         return False
     if problem.compiled_modifications:
         return set(problem.compiled_modifications) == {WINDOW}
