@@ -79,6 +79,7 @@ __device__ __forceinline__ void queue_dq_shares(BackwardPassSm90Stages<T> const&
   }
 }
 
+// Shares as they come: who claims a tile first stores its own.
 template <typename T>
 __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& stages) {
   using Sent = SentDq<T>;
