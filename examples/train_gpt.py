@@ -116,16 +116,14 @@ def train_all(options: argparse.Namespace) -> dict[str, Any]:
     if options.references:
         bars = bars_of({training["seed"]: training["runs"] for training in trainings}, OURS, titles)
     met = bars is None or (bars["all"]["gap_ok"] and bars["all"]["time_ok"])
+    trained = trainings[0] if len(seeds) == 1 else {"seed": seeds, "trainings": trainings}
     return session.report(
         sizes,
         config,
         deterministic=options.deterministic,
         references=titles,
         bars=bars,
-        **{
-            **(trainings[0] if len(seeds) == 1 else {"seed": seeds, "trainings": trainings}),
-            "ok": met and all(training["ok"] for training in trainings),
-        },
+        **trained | {"ok": met and all(training["ok"] for training in trainings)},
     )
 
 

@@ -85,7 +85,7 @@ def compare(candidate: Sequence[float], references: Sequence[Sequence[float]]) -
         noise = max(noise, *(_distance(a, b) for a, b in combinations(pieces, 2)))
         difference = _distance(candidate[steps], pieces[0])
         windows.append(Window(start + 1, start + len(pieces[0]), difference, noise))
-    mean = math.exp(math.fsum(math.log(window.ratio) for window in windows) / len(windows))
+    mean = mean_ratio(windows)
     worst = max(windows, key=lambda window: window.ratio)
     reasons = []
     if mean > MEAN_FACTOR:
@@ -97,6 +97,11 @@ def compare(candidate: Sequence[float], references: Sequence[Sequence[float]]) -
         if not all(math.isfinite(loss) for curve in curves for loss in curve):
             reasons = [f"a loss of {name} is not finite"]
     return Agreement("; ".join(reasons), tuple(windows), mean, worst.ratio)
+
+
+def mean_ratio(windows: Sequence[Window]) -> float:
+    """The geometric mean of the windows' ratios."""
+    return math.exp(math.fsum(math.log(window.ratio) for window in windows) / len(windows))
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:

@@ -6,13 +6,12 @@ are those of :mod:`.agreement`, but each window has its own unit, which no earli
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .agreement import LEAST_NOISE, WINDOW, Window, compare
+from .agreement import LEAST_NOISE, WINDOW, Window, compare, mean_ratio
 
 GAP_BAR = 1.5
 """How far from the first reference our losses may be, in units of the references' own distance."""
@@ -95,10 +94,9 @@ def windows_of(candidate: Sequence[float], references: Sequence[Sequence[float]]
 def _figures(windows: Sequence[Window], step_ms: Mapping[str, float], ours: str) -> Figures:
     others = {name: time for name, time in step_ms.items() if name != ours}
     fastest = min(others, key=lambda name: others[name])
-    ratios = [window.ratio for window in windows]
     return Figures(
-        gap=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
-        worst_gap=max(ratios),
+        gap=mean_ratio(windows),
+        worst_gap=max(window.ratio for window in windows),
         small_windows=sum(min(w.difference, w.noise) < LEAST_NOISE for w in windows),
         step_ms=dict(step_ms),
         fastest=fastest,

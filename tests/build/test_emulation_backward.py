@@ -40,7 +40,7 @@ MUTANTS = {
 GIVEN_BACK = "arrive(Sent::empty(stages, stage, T::kDqParts - 1));"
 OF_SENDER = {
     "stored_not_waited_for": (SENDER, "semaphore_wait(semaphores + tile, kStoredOnce);", ""),
-    "stage_given_back_unread": (SENDER, f"bulk_wait_read<0>();\n  {GIVEN_BACK}", GIVEN_BACK),
+    "stage_given_back_unread": (SENDER, f"tma_store_wait_read();\n  {GIVEN_BACK}", GIVEN_BACK),
 }
 CAUGHT_BY = {
     "ds_not_fenced": (LaunchFailed, "without a fence"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -146,23 +145,25 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
     few_steps = (uneven or modified) and not long
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
-    points = partial(
-        _points, problem, space, spec, fused
-    )  # made one by one, as the first legal one ends it
-    first = first_legal(problem, spec, points(), passes_of, PRUNING_PREDICATES)
+
+    def first_of(space: AttentionBackwardSm90Space) -> AttentionBackwardSm90Knobs | None:
+        points = _points(
+            problem, space, spec, fused
+        )  # made one by one: the first legal one ends it
+        return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
+
+    first = first_of(space)
     if first is None or not GATHERED.issuperset(problem.compiled_modifications):
         return first
     # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
     # against 514 at 512 tokens, 381 against 423 where these are causal.
     better = replace(first, early_launches=True, gathered_stores=True)
-    if better not in points():
+    if better not in _points(problem, space, spec, fused):
         return first
     if first.dq_share is None or not _pays_stored(problem, first.dq_share.dq_by):
         return better
     # Sums that nobody clears: there 454 us against 467, and 369 against 392 causal.
-    space = replace(space, cta_orders=("raster",), dq_adds=("stored",))
-    points = partial(_points, problem, space, spec, fused)
-    stored = first_legal(problem, spec, points(), passes_of, PRUNING_PREDICATES)
+    stored = first_of(replace(space, cta_orders=("raster",), dq_adds=("stored",)))
     if stored is None or stored.dq_share is None:
         return better
     alike = replace(stored, dq_share=better.dq_share, cta_order=better.cta_order) == better
@@ -211,9 +212,6 @@ def _points(
             if dq_add == "stored":
                 offered = early and feeding and cta_order == "raster"
                 offered = offered and block in space.stored_blocks
-            elif dq_add == "queued":
-                offered = problem.deterministic and early and feeding and cta_order == "raster"
-                offered = offered and block <= SWAPPED_BLOCK
             elif dq_add == "bulk":
                 offered = not early or (usual and block <= SWAPPED_BLOCK)
             else:

@@ -38,10 +38,10 @@ template <typename T>
 __device__ __forceinline__ void release_dq_stage(BackwardPassSm90Stages<T> const& stages, int stage) {
   using Sent = SentDq<T>;
   if constexpr (T::kDqParts > 1) {
-    bulk_wait_read<1>();
+    tma_store_wait_read<1>();
     arrive(Sent::empty(stages, stage, 0));
   }
-  bulk_wait_read<0>();
+  tma_store_wait_read();
   arrive(Sent::empty(stages, stage, T::kDqParts - 1));
 }
 
@@ -121,7 +121,7 @@ __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& 
       state = semaphore_claim(semaphores + tile);
     }
     if constexpr (T::kDqStages > 1) {
-      bulk_wait_read<1>();
+      tma_store_wait_read<1>();
       if (index > stages.begin) arrive(Sent::empty(stages, stage ^ 1, 0));
     } else {
       release_dq_stage<T>(stages, 0);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& 
     if (first) stored = sent;
   }
   if constexpr (T::kDqStages > 1) {
-    bulk_wait_read<0>();
+    tma_store_wait_read();
     arrive(Sent::empty(stages, Sent::Ring::stage(stages.end - 1), 0));
   }
   if (stored >= 0) {

@@ -93,14 +93,13 @@ struct DqShareSm90 {
     if constexpr (T::kStoredDq) stage += 4 * offset(row, column);
 #pragma unroll
     for (int g = 0; g < T::kDqMmaColumns / 8; ++g) {
+      // The last columns may be none of dQ's; in this warp's own shared memory they do no harm.
+      bool const takes = T::kBulkDq || T::kSwapsDq || T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth;
+      if (!takes) continue;
       float const a = sums[4 * g], b = sums[4 * g + 1], c = sums[4 * g + 2], d = sums[4 * g + 3];
-      if constexpr (T::kStoredDq) {
-        if (T::kSwapsDq || T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
-          store_shared_float4(stage + 512 * g + 16 * lane_index(), make_float4(a, b, c, d));
-        }
-      } else if constexpr (T::kBulkDq) {
+      if constexpr (T::kBulkDq || T::kStoredDq) {
         store_shared_float4(stage + 512 * g + 16 * lane_index(), make_float4(a, b, c, d));
-      } else if (T::kSwapsDq || T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
+      } else {
         add_four(first + 128 * g + 4 * lane_index(), a, b, c, d);
       }
     }
@@ -111,8 +110,9 @@ struct DqShareSm90 {
       fence_view_async_shared();
       __syncwarp();
       if (lane_index() == 0) {
-        bulk_add(place(tile, row, column), stage,
-                 64 * (T::kSwapsDq ? T::kBlockColumns : minimum(T::kDqColumns, T::kDepth - column)));
+        bulk_copy(place(tile, row, column), stage,
+                  64 * (T::kSwapsDq ? T::kBlockColumns : minimum(T::kDqColumns, T::kDepth - column)), false);
+        bulk_commit();
       }
     }
   }
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kRowThreads)
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
   float const scale = score_scale(p);
   if constexpr (T::kStoredDq) {
-    // Sums of a tile that no block of keys sees were never stored, and may be anything.
+    // Sums of a tile that no block of keys sees were never stored, and may be anything. Semaphores follow the sums.
     auto const* const semaphores =
         reinterpret_cast<int const*>(arguments.dq_sum + int64_t(gridDim.x) * (T::kBlockColumns * T::kDepth));
     if (semaphores[blockIdx.x] == 0) return clear_dq<T>(p, out, first_row, tile, rows);

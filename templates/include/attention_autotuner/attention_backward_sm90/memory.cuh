@@ -31,15 +31,8 @@ __device__ __forceinline__ void add_four(float* sums, float a, float b, float c,
                : "memory");
 }
 
-// Adds contiguous floats of shared memory to global memory; both addresses and the bytes are multiples of 16.
-__device__ __forceinline__ void bulk_add(float* sums, uint32_t source, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(sums), "r"(source),
-               "r"(bytes)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-}
-
-// The same without the end of its group; or in the place of what is there.
+// Contiguous floats of shared memory on their way to global memory, added to what is there or in its place; both
+// addresses and the bytes are multiples of 16.
 __device__ __forceinline__ void bulk_copy(float* sums, uint32_t source, int bytes, bool stores) {
   if (stores) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(sums), "r"(source), "r"(bytes)
@@ -51,15 +44,11 @@ __device__ __forceinline__ void bulk_copy(float* sums, uint32_t source, int byte
   }
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// Until what this thread stored or added by bulk copies is in global memory, or has been read from shared memory, but
-// for so many of the latest ones.
+// Until such groups of copies of this thread are in global memory, but for so many of the latest ones; that they have
+// been read is tma_store_wait_read() of sm90/tma.cuh.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_written() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kPending) : "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
 // Between what others stored by bulk copies, as this thread learned from a semaphore, and its own bulk copies.
 __device__ __forceinline__ void fence_bulk_copies() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }

@@ -78,9 +78,10 @@ __device__ __forceinline__ void tma_store(CUtensorMap const& descriptor, uint32_
       : "memory");
   asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
 }
-// Until the tiles that this thread stores have been read from shared memory.
+// Until the tiles that this thread stores have been read from shared memory, but for so many of the latest groups.
+template <int kPending = 0>
 __device__ __forceinline__ void tma_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
 
 }  // namespace attention_autotuner
