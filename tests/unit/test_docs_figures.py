@@ -81,7 +81,8 @@ def readme() -> Iterator[str]:
     )
     yield f"backward {cudnn[0]}x cuDNN, {four[0]}x flash-attn 4 and {two[0]}x FlashAttention-2;"
     behind = shown("packed_sequences", "flash_attn_4", "backward")[0]
-    yield f"({four[1]} at 2k tokens), in deterministic mode, and with windows and packed sequences ({behind})"
+    yield f"({four[1]} at 2k tokens), in deterministic mode from 4k on, "
+    yield f"and with windows and packed sequences ({behind})"
 
 
 def matmul() -> Iterator[str]:
@@ -152,7 +153,10 @@ def kernel_log() -> Iterator[str]:
         cells = [f"{time:.1f}" for time in us.values()]
         yield f"| {' | '.join([shape, *cells, *['-'] * (4 - len(cells))])} |"
     slower = 1 / result("attention_backward")["summary"]["deterministic"]["geometric_mean"]
-    yield f"which take {slower:.2f} times as long as the pick on the grid"
+    yield f"take {slower:.2f} times as long as the pick on the grid"
+    for shape, us in list(log["attention_backward_sm90_queued"]["us"].items())[:12]:
+        queued = min(time for name, time in us.items() if "queued" in name)
+        yield f"| {shape} | {us['no order']:.0f} | {us['two passes']:.0f} | {queued:.0f} |"
     yield f"geometric mean {shown('retnet', 'compiled', 'forward')[0]}. Over the default"
     times = {name: x["median_us"] for name, x in log["retnet_backward_decay"]["us"].items()}
     pairs = [

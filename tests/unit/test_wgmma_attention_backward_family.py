@@ -131,7 +131,30 @@ def test_deterministic_problems_get_deterministic_candidates() -> None:
     assert candidates
     assert all(candidate.deterministic for candidate in candidates)
     assert any(not candidate.deterministic for candidate in offered(PROBLEM))
-    assert knobs_of(POLICY.default(wanted)).decomposition == "two_pass"
+    for problem in (wanted, replace(wanted, causal=True), replace(wanted, window_size=(63, -1))):
+        share = knobs_of(POLICY.default(problem)).dq_share
+        assert share is not None
+        assert share.dq_add == "queued"
+
+
+def test_what_cannot_be_queued_has_a_pass_over_queries_in_deterministic_mode() -> None:
+    """Softcaps were not raced, and documents and wide head dims have no order of blocks."""
+    for changes in (
+        {"dim_qk": 256, "dim_v": 256},
+        {"modifications": ("softcap",)},
+        {"modifications": ("document_ids",)},
+    ):
+        chosen = knobs_of(POLICY.default(replace(PROBLEM, deterministic=True, **changes)))
+        assert chosen.decomposition == "two_pass"
+
+
+def test_queued_shares_are_offered_in_deterministic_mode_alone() -> None:
+    def queued(problem: Problem) -> int:
+        shares = [knobs_of(c).dq_share for c in offered(problem) if c.kernel == KERNEL]
+        return sum(share is not None and share.dq_add == "queued" for share in shares)
+
+    assert queued(PROBLEM) == 0
+    assert queued(replace(PROBLEM, deterministic=True)) >= 2
 
 
 def test_it_serves_attention_backward_on_this_capability_alone() -> None:

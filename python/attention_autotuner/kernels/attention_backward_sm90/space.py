@@ -21,6 +21,7 @@ from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
 from .knobs import (
     PASSES,
+    STORED,
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
     Decomposition,
@@ -76,10 +77,10 @@ class AttentionBackwardSm90Space:
 
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
-        dq_adds: how shares of dQ are added; ``queued`` ones, for deterministic problems, are right on the emulated
-            machine and were not run on a GPU, so that they are not among them.
-        stored_blocks: queries of a step of shares of which the first is stored; with early launches and in raster
-            order alone, where neighbours in time add to what L2 still holds.
+        dq_adds: how shares of dQ are added; ``queued`` ones are offered to deterministic problems alone, of head dims
+            up to :data:`WIDE`.
+        stored_blocks: queries of a step of ``stored`` shares; with early launches and in raster order alone, where
+            neighbours in time add to what L2 still holds.
         early: True where launches are early and stores gathered, which gained together wherever they were raced; of
             the shares that are defaults somewhere alone.
         key_blocks: queries of a step of other passes over keys.
@@ -99,7 +100,7 @@ class AttentionBackwardSm90Space:
         ("keys", 128),
         ("own", 128),
     )
-    dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "ordered", "stored")
+    dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "queued", "ordered", "stored")
     stored_blocks: tuple[int, ...] = (64,)
     early: tuple[bool, ...] = (False, True)
     key_blocks: tuple[int, ...] = (128, 80, 64)
@@ -123,11 +124,12 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
 
     None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
-    determinism, that has a pass over queries: no CTA waits for another. Blocks of few steps take the shorter steps, and
-    those that are uneven as well no turns: on an H200 they were 2 % slower there at 512 tokens. Where scores are
-    changed there are none either, nor in packed sequences, where they gain nothing. Launches are early and stores
-    gathered, but for scores with slopes, a bias or a softcap: with ALiBi at d128 the loop spills then, and no GPU has
-    run the others.
+    determinism, shares of dQ are queued, or where they cannot be there is a pass over queries, so that no CTA waits
+    for another: on an H200 two passes took 1.04 to 1.35 of the time without an order, and a queue 0.97 to 1.08.
+    Blocks of few steps take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 %
+    slower there at 512 tokens. Where scores are changed there are none either, nor in packed sequences, where they
+    gain nothing. Launches are early and stores gathered, but for scores with slopes, a bias or a softcap: with
+    ALiBi at d128 the loop spills then, and no GPU has run the others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or problem.mask == "explicit":
@@ -137,21 +139,28 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     uneven, long = _is_uneven(problem), problem.seqlen_q >= LONG_ROWS
     modified = bool(problem.compiled_modifications)
     swaps = not modified and problem.seqlen_q >= (LONG_CAUSAL_ROWS if uneven else LONG_ROWS)
-    if problem.deterministic:
-        space = replace(space, shares=())
-    elif not swaps:
+    if not swaps:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
     changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
     few_steps = (uneven or modified) and not long
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
 
-    def first_of(space: AttentionBackwardSm90Space) -> AttentionBackwardSm90Knobs | None:
+    def first_of(
+        space: AttentionBackwardSm90Space, fused: tuple[Feed, ...] = fused
+    ) -> AttentionBackwardSm90Knobs | None:
         points = _points(
             problem, space, spec, fused
         )  # made one by one: the first legal one ends it
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
+    if problem.deterministic:
+        if {WINDOW}.issuperset(problem.compiled_modifications):
+            queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
+            first = first_of(queued, FEEDS)
+            if first is not None and first.dq_share is not None:
+                return first
+        space = replace(space, shares=())
     first = first_of(space)
     if first is None or not GATHERED.issuperset(problem.compiled_modifications):
         return first
@@ -209,9 +218,13 @@ def _points(
         ):
             feeding = of_pass is fused or (of_pass is AHEAD and widest == WIDE)
             usual = cta_order == _usual_order(problem) and feeding
-            if dq_add == "stored":
+            if dq_add in STORED:
                 offered = early and feeding and cta_order == "raster"
-                offered = offered and block in space.stored_blocks
+                if dq_add == "stored":
+                    offered = offered and block in space.stored_blocks
+                else:
+                    offered = offered and problem.deterministic and problem.score == "softmax"
+                    offered = offered and block <= SWAPPED_BLOCK and widest <= WIDE
             elif dq_add == "bulk":
                 offered = not early or (usual and block <= SWAPPED_BLOCK)
             else:
