@@ -253,6 +253,16 @@ def test_gradients_of_odd_shapes(variant: Candidate, tmp_path: Path) -> None:
         assert outcome.ok, outcome
 
 
+def test_queued_shares_wait_for_ctas_that_were_dispatched_before_alone(tmp_path: Path) -> None:
+    """A kernel that was prepared for two CTAs at once, of which other work leaves room for one."""
+    variant = next(v for v in VARIANTS if "own2queued_raster_persistent" in v.knobs.label)
+    kernel = build(variant, tmp_path / variant.name)
+    for keys, multiprocessors in ((200, 2), (200, 1), (500, 1)):
+        shape = problem(variant, causal=False, queries=77, keys=keys)
+        outcome = check(kernel, [shape], [("lazy", 0)], multiprocessors=multiprocessors)
+        assert outcome.ok, (keys, multiprocessors, outcome)
+
+
 def test_mistakes_show(tmp_path: Path) -> None:
     kernel = build(FUSED, tmp_path / FUSED.name, MUTANTS)
     shape = problem(FUSED, causal=True, queries=150, keys=150)

@@ -74,6 +74,7 @@ def check(
     ways: tuple[Binding, ...] = (),
     deterministic: bool = True,
     mutant: str = "",
+    multiprocessors: int = 2,
 ) -> Outcome:
     """Verify a kernel for problems, each under every policy; the first outcome that is not Ok, or Ok.
 
@@ -81,7 +82,7 @@ def check(
     """
     adjusted = partial(_adjusted_ways, adjust=adjust, ways=ways)
     for policy, seed in runs:
-        configure(kernel, policy, seed, mutant=mutant)
+        configure(kernel, policy, seed, multiprocessors=multiprocessors, mutant=mutant)
         with mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=adjusted):
             outcome = verify.verify(
                 problems[0],

@@ -285,8 +285,9 @@ struct AttentionBackwardSm90Entry {
       if (error != cudaSuccess) return cuda_status(error);
     }
     int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
-    // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait.
-    if (T::kQueuedDq && ctas > blocks) ctas = ctas / blocks * blocks;
+    // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait,
+    // and each waits for such as were dispatched before it, which a CTA's second block of the same head would not.
+    if (T::kQueuedDq) ctas = ctas < blocks ? int(tiles) : ctas / blocks * blocks;
     return start(softmax_backward::attention_backward_sm90<Config, T>, ctas, T::kThreads, T::kSmemBytes, stream,
                  arguments, list);
   }
