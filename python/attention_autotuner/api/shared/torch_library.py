@@ -2,6 +2,9 @@
 
 An op's arguments are stated once, as the fields of a ``NamedTuple``: its schema is written from them, and what computes
 it takes one. ``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call.
+
+An op with a derivative has a twin that autograd passes over, and which computes it. Compiled graphs hold twins, so that
+a call of theirs does not go through Python once more for autograd.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untype
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
 """Op -> the reference of it, of the op's arguments in their order; for tensors on any device."""
+
+_TWIN = "_without_autograd"  # ends the name of an op's twin
+_ADDED: dict[str, Callable[[str], Any]] = {}  # op -> adds it to the library by another name
 
 _SCHEMA_TYPES: dict[Any, str] = {
     torch.Tensor: "Tensor",
@@ -98,19 +104,53 @@ def define(
         notice(f"tensors on the CPU: {op} is computed by the PyTorch reference, not by a kernel")
         return cpu(call)
 
+    def add(name: str) -> Any:
+        LIBRARY.define(schema_of(name, arguments, results=results, mutates=mutates))
+        LIBRARY.impl(name, of_fields(cuda), "CUDA")
+        LIBRARY.impl(name, on_cpu, "CPU")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", of_fields(fake), lib=LIBRARY)
+        return getattr(torch.ops.attention_autotuner, name).default
+
     REFERENCES[name] = of_fields(cpu)
-    LIBRARY.define(schema_of(name, arguments, results=results, mutates=mutates))
-    LIBRARY.impl(name, of_fields(cuda), "CUDA")
-    LIBRARY.impl(name, on_cpu, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", of_fields(fake), lib=LIBRARY)
-    return getattr(torch.ops.attention_autotuner, name).default
+    _ADDED[name] = add
+    return add(name)
 
 
 def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
-    """Give an op a derivative, as ``torch.library.register_autograd`` has it."""
-    torch.library.register_autograd(
-        f"{NAMESPACE}::{op._opname}", formula, setup_context=setup_context, lib=LIBRARY
-    )
+    """Give an op a derivative, and its twin.
+
+    Args:
+        op: what :func:`define` returned.
+        formula: of the context and the results' gradients: those of the arguments.
+        setup_context: of the context, the arguments and the results: keeps what the formula needs.
+    """
+    twin = _ADDED[op._opname](f"{op._opname}{_TWIN}")
+    LIBRARY.impl(twin._opname, torch.library.fallthrough_kernel, "Autograd")
+
+    class Derivative(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            results = twin(*arguments)
+            setup_context(ctx, arguments, results)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return formula(ctx, *gradients)
+
+    def differentiable(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(x, torch.Tensor) and x.requires_grad for x in arguments
+        ):
+            return Derivative.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's own
+        return twin(*arguments)
+
+    LIBRARY.impl(op._opname, differentiable, "Autograd")
+
+
+def twin_of(op: Any) -> Any:
+    """The op that computes one with a derivative, and that compiled graphs hold in its place."""
+    return getattr(torch.ops.attention_autotuner, f"{op._opname}{_TWIN}").default
 
 
 def nothing(like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
