@@ -28,7 +28,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 """Op -> the reference of it, of the op's arguments in their order; for tensors on any device."""
 
 _TWIN = "_without_autograd"  # ends the name of an op's twin
-_ADDED: dict[str, Callable[[str], Any]] = {}  # op -> adds it to the library by another name
+_ADDED: dict[str, Callable[[str], None]] = {}  # op -> adds it to the library by another name
 
 _SCHEMA_TYPES: dict[Any, str] = {
     torch.Tensor: "Tensor",
@@ -104,16 +104,16 @@ def define(
         notice(f"tensors on the CPU: {op} is computed by the PyTorch reference, not by a kernel")
         return cpu(call)
 
-    def add(name: str) -> Any:
+    def add(name: str) -> None:
         LIBRARY.define(schema_of(name, arguments, results=results, mutates=mutates))
         LIBRARY.impl(name, of_fields(cuda), "CUDA")
         LIBRARY.impl(name, on_cpu, "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{name}", of_fields(fake), lib=LIBRARY)
-        return getattr(torch.ops.attention_autotuner, name).default
 
-    REFERENCES[name] = of_fields(cpu)
+    add(name)
     _ADDED[name] = add
-    return add(name)
+    REFERENCES[name] = of_fields(cpu)
+    return getattr(torch.ops.attention_autotuner, name).default
 
 
 def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
@@ -124,7 +124,8 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
         formula: of the context and the results' gradients: those of the arguments.
         setup_context: of the context, the arguments and the results: keeps what the formula needs.
     """
-    twin = _ADDED[op._opname](f"{op._opname}{_TWIN}")
+    _ADDED[op._opname](f"{op._opname}{_TWIN}")
+    twin = twin_of(op)
     LIBRARY.impl(twin._opname, torch.library.fallthrough_kernel, "Autograd")
 
     class Derivative(torch.autograd.Function):

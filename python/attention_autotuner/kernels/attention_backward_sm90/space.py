@@ -155,7 +155,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
     if problem.deterministic:
-        if {WINDOW}.issuperset(problem.compiled_modifications):
+        if _may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications):
             queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
             first = first_of(queued, FEEDS)
             if first is not None and first.dq_share is not None:
@@ -186,6 +186,12 @@ def _pays_stored(problem: Problem, dq_by: DqBy) -> bool:
     if problem.compiled_modifications:
         return set(problem.compiled_modifications) == {WINDOW}
     return problem.seqlen_q <= STORED_ROWS.get((dq_by, problem.causal), 0)
+
+
+def _may_queue(problem: Problem) -> bool:
+    """True where shares of dQ in the order of their blocks are offered."""
+    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
+    return problem.deterministic and problem.score == "softmax" and widest <= WIDE
 
 
 def _usual_order(problem: Problem) -> CtaOrder:
@@ -219,12 +225,9 @@ def _points(
             feeding = of_pass is fused or (of_pass is AHEAD and widest == WIDE)
             usual = cta_order == _usual_order(problem) and feeding
             if dq_add in STORED:
-                offered = early and feeding and cta_order == "raster"
-                if dq_add == "stored":
-                    offered = offered and block in space.stored_blocks
-                else:
-                    offered = offered and problem.deterministic and problem.score == "softmax"
-                    offered = offered and block <= SWAPPED_BLOCK and widest <= WIDE
+                queues = _may_queue(problem) and block <= SWAPPED_BLOCK
+                offered = queues if dq_add == "queued" else block in space.stored_blocks
+                offered = offered and early and feeding and cta_order == "raster"
             elif dq_add == "bulk":
                 offered = not early or (usual and block <= SWAPPED_BLOCK)
             else:
