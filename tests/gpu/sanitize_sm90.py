@@ -51,7 +51,11 @@ WGMMA: dict[str, Candidate] = {
         replace(GRADIENTS, deterministic=True, dtype="bf16"), (128, 128)
     ),
     "wgmma-backward-queued-own": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
-    "wgmma-backward-two-pass": _first(GRADIENTS, (64, 64), lambda name: "two_pass" in name),
+    "wgmma-backward-two-pass": _first(
+        replace(GRADIENTS, deterministic=True),
+        (64, 64),
+        lambda name: "two_pass" in name and "early_gathered" in name,
+    ),
     "wgmma-backward-three-pass": _first(GRADIENTS, (256, 256), lambda name: "three_pass" in name),
     "wgmma-retention-backward": _default(RETENTION, (64, 64)),
     "wgmma-retention-backward-in-parts": _default(RETENTION, (64, 512)),
