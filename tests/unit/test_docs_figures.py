@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -105,6 +106,13 @@ def greatest(suite: str, baseline: str) -> str:
     return f"{max(ratio['ratio'] for ratio in ratios if ratio):.2f}"
 
 
+def _mean_at(dim: int, name: str) -> str:
+    """The grid's geometric mean of a ratio at one head dim."""
+    rows = result("attention_backward")["rows"]
+    ratios = [row["ratios"] for row in rows if row["problem"].get("dim_qk", 128) == dim]
+    return f"{geometric_mean([x[name]['ratio'] for x in ratios]):.2f}"
+
+
 def kernel_log() -> Iterator[str]:
     log, measured = result("kernel_log"), result("bring_up")
     mma = max(log["mma_sync"]["fma_per_clk_per_sm_by_warps"].values())
@@ -154,6 +162,13 @@ def kernel_log() -> Iterator[str]:
         yield f"| {' | '.join([shape, *cells, *['-'] * (4 - len(cells))])} |"
     slower = 1 / result("attention_backward")["summary"]["deterministic"]["geometric_mean"]
     yield f"take {slower:.2f} times as long as the pick on the grid"
+    ours, peer = (
+        [_mean_at(dim, name) for dim in (64, 128)]
+        for name in ("deterministic", "flash_attn_4_deterministic backward")
+    )
+    least = result("attention_backward")["summary"]["deterministic"]["min"]
+    yield f"({ours[0]} of its speed at d64, {ours[1]} at d128, the same kernels at d256; least {least:.2f}, at 16k)"
+    yield f"and have {peer[0]} and {peer[1]} of the speed of flash-attn 4's deterministic mode"
     for shape, us in list(log["attention_backward_sm90_queued"]["us"].items())[:12]:
         queued = min(time for name, time in us.items() if "queued" in name)
         yield f"| {shape} | {us['no order']:.0f} | {us['two passes']:.0f} | {queued:.0f} |"
