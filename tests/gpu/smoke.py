@@ -72,6 +72,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "test_toy_kernel": ("test_results_match_the_reference",),
     "test_training_step": (
         "test_a_block_compiles_into_one_graph",
+        "test_later_steps_of_a_graph_go_beside_the_dispatcher",
         "test_a_whole_step_is_captured",
         "test_graphed_callables_train",
         "test_a_graph_may_hold_a_new_shape_of_a_warm_backward",

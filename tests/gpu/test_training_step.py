@@ -6,12 +6,13 @@ import copy
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, settings
+from attention_autotuner.api.shared.replay import Replays
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError
 from tests import gradients
@@ -81,6 +82,24 @@ def test_a_block_compiles_into_one_graph(backend: str) -> None:
     compiled = torch.compile(block, fullgraph=True, backend=backend)
     x = make_input()
     assert_alike(backward_of(block, compiled, x), backward_of(block, block, x))
+
+
+def test_later_steps_of_a_graph_go_beside_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = gradients.make_block(device="cuda")
+    compiled = torch.compile(block, fullgraph=True)
+    for _ in range(3):
+        first = backward_of(block, compiled, make_input())
+    seen: list[object] = []
+    find = Replays.find
+
+    def look(replays: Replays, *arguments: Any) -> object:
+        seen.append(find(replays, *arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(Replays, "find", look)
+    assert_alike(backward_of(block, compiled, make_input()), first)
+    assert len(seen) == 2
+    assert None not in seen
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -324,9 +324,8 @@ def test_the_settings_of_the_forward_hold_in_the_threads_of_the_backward(
         return looking
 
     monkeypatch.setattr(autograd, "BACKWARD_OP", look(library.BACKWARD_OP))
-    monkeypatch.setattr(
-        attention_plan, "attention_backward", look(attention_plan.attention_backward)
-    )
+    for name in ("attention_backward", "plain_backward"):
+        monkeypatch.setattr(attention_plan, name, look(getattr(attention_plan, name)))
     with settings.override(mode="off") as in_force:
         o = way(tensors)
         thread = threading.Thread(target=lambda: torch.autograd.backward(o.sum()))

@@ -74,14 +74,14 @@ def test_a_training_graph_computes_lse_once_and_an_inference_graph_never() -> No
     (forward,) = graphs.calls(twin_of(library.FORWARD_OP))
     (backward,) = graphs.calls(twin_of(library.BACKWARD_OP))
     assert graphs.calls(library.FORWARD_OP) == graphs.calls(library.BACKWARD_OP) == []
-    assert forward[3:] == (None, True, False, "", True, False)
+    assert forward[3:] == (None, True, False, "", True, False, None, None)
     assert backward[7:] == (None, True, False, "", False)
     plain = Graphs()
     torch.compile(layer, fullgraph=True, backend=plain.backend)(
         *gradients.make(PROBLEM, requires_grad=False)
     )
     (forward,) = plain.calls(twin_of(library.FORWARD_OP))
-    assert forward[3:] == (None, True, False, "", False, False)
+    assert forward[3:] == (None, True, False, "", False, False, None, None)
     with torch.no_grad():
         torch.compile(layer, fullgraph=True, backend=plain.backend)(*gradients.make(PROBLEM))
     assert plain.calls(twin_of(library.FORWARD_OP))[-1][7] is False

@@ -101,7 +101,7 @@ class AttentionFunction(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Any:
         """Launch the kernel and keep what the gradient needs, LSE among it."""
         q, k, v, options, return_lse, deterministic = arguments
-        o, lse = attention_plan.attention_forward(q, k, v, options, True)
+        o, lse = attention_plan.plain_forward(q, k, v, options, True)
         _keep(ctx, (q, k, v, o, lse), options, deterministic)
         return (o, lse) if return_lse else o
 
@@ -111,13 +111,15 @@ class AttentionFunction(torch.autograd.Function):
         if grad_o is None and grad_lse is None:
             return (None, None, None, *_OTHERS)
         saved = ctx.saved_tensors
+        arguments = (*saved, ctx.options, ctx.deterministic)
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
                 gradients = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
-            else:
-                arguments = (*saved, ctx.options, ctx.deterministic)
+            elif grad_o is None or grad_lse is not None:
                 gradients = attention_plan.attention_backward(grad_o, grad_lse, *arguments)
+            else:
+                gradients = attention_plan.plain_backward(grad_o, *arguments)
         return (*gradients, *_OTHERS)
 
 

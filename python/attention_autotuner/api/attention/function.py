@@ -222,5 +222,8 @@ def flash_attn_func(
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
             q, k, v, arguments, return_lse, deterministic
         )
-    o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
+    if bounds:
+        o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
+    else:
+        o, lse = attention_plan.plain_forward(q, k, v, arguments, return_lse)
     return (o, lse) if return_lse else o

@@ -18,6 +18,7 @@ from ...core.problem import bucket_seqlen
 from ...operations.attention.modified import CU_SEQLENS, Modifiers
 from ...serving import dispatch
 from ..shared import checks, launch, planning
+from ..shared.replay import Replays
 from ..shared.torch_library import REFERENCES
 from . import checks as attention_checks
 from .checks import Options
@@ -27,6 +28,8 @@ Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks and of a bias ta
 
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
+FORWARD_REPLAYS = Replays("attention", "forward")
+BACKWARD_REPLAYS = Replays("attention", "backward")
 
 
 def attention_forward(
@@ -59,6 +62,55 @@ def attention_forward(
     if seqlens_k is not None or starts_k is not None:
         bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
     values = {} if modifiers is None else modifiers.tensors
+    plan = _forward_plan(q, k, v, options, return_lse, bounds, modifiers, values)
+    results = plan.run(q, k, v, *bounds.values(), *values.values())
+    return results[0], results[1] if return_lse else None
+
+
+def plain_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
+) -> Outputs:
+    """Attention forward as :func:`attention_forward` has it, of tensors that need no dispatcher."""
+    plan = _replayed_forward("eager", q, k, v, options, return_lse)
+    assert plan is not None
+    results = plan.run(q, k, v)
+    return results[0], results[1] if return_lse else None
+
+
+def graph_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
+) -> Sequence[torch.Tensor] | None:
+    """O, and LSE where it is wanted, of a call in a compiled graph; None where its tensors need the dispatcher."""
+    plan = _replayed_forward("graph", q, k, v, options, return_lse)
+    return None if plan is None else plan.run(q, k, v)
+
+
+def _replayed_forward(
+    caller: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: Options,
+    return_lse: bool,
+) -> launch.Plan | launch.ReferencePlan | None:
+    asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
+    plan: launch.Plan | launch.ReferencePlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
+    if plan is None and (caller == "eager" or FORWARD_REPLAYS.takes(q, k, v)):
+        plan = _forward_plan(q, k, v, options, return_lse, {}, None, {})
+        FORWARD_REPLAYS.remember(asked, plan, q, k, v)
+    return plan
+
+
+def _forward_plan(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: Options,
+    return_lse: bool,
+    bounds: Mapping[str, torch.Tensor | None],
+    modifiers: Modifiers | None,
+    values: Mapping[str, torch.Tensor],
+) -> launch.Plan | launch.ReferencePlan:
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, bounds.values()),
@@ -95,8 +147,7 @@ def attention_forward(
             options, inputs, outputs, by_reference, (), modifiers, key_bounds=bool(bounds)
         )
         FORWARD_PLANS.remember(key, plan)
-    results = plan.run(q, k, v, *bounds.values(), *values.values())
-    return results[0], results[1] if return_lse else None
+    return plan
 
 
 def attention_backward(
@@ -137,6 +188,61 @@ def attention_backward(
         checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
     values = {} if modifiers is None else modifiers.tensors
+    tensors = (grad_o, grad_lse, q, k, v, o, lse)
+    plan = _backward_plan(tensors, options, deterministic, modifiers, values, bias_gradient)
+    return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values.values()))
+
+
+def plain_backward(
+    grad_o: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+    deterministic: bool,
+) -> Gradients:
+    """Gradients as :func:`attention_backward` has them, of tensors that need no dispatcher and without one of LSE."""
+    tensors = (grad_o, q, k, v, o, lse)
+    plan = _replayed_backward("eager", tensors, options, deterministic)
+    assert plan is not None
+    return tuple(plan.run(q, k, v, o, grad_o, lse, None))
+
+
+def graph_backward(
+    tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
+) -> Gradients | None:
+    """The same of a call in a compiled graph, or None where its tensors need the dispatcher."""
+    plan = _replayed_backward("graph", tensors, options, deterministic)
+    if plan is None:
+        return None
+    grad_o, q, k, v, o, lse = tensors
+    return tuple(plan.run(q, k, v, o, grad_o, lse, None))
+
+
+def _replayed_backward(
+    caller: str, tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
+) -> launch.Plan | launch.ReferencePlan | None:
+    grad_o, q, k = tensors[:3]
+    asked = (caller, q.shape, k.shape, q.requires_grad, options, deterministic)
+    plan: launch.Plan | launch.ReferencePlan | None = BACKWARD_REPLAYS.find(asked, *tensors)
+    if plan is None and (caller == "eager" or BACKWARD_REPLAYS.takes(*tensors)):
+        every = (grad_o, None, *tensors[1:])
+        plan = _backward_plan(every, options, deterministic, None, {}, False)
+        BACKWARD_REPLAYS.remember(asked, plan, *tensors)
+    return plan
+
+
+def _backward_plan(
+    tensors: Sequence[Any],
+    options: Options,
+    deterministic: bool,
+    modifiers: Modifiers | None,
+    values: Mapping[str, torch.Tensor],
+    bias_gradient: bool,
+) -> launch.Plan | launch.ReferencePlan:
+    grad_o, grad_lse, q, k, v, o, lse = tensors
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(o),
@@ -180,7 +286,7 @@ def attention_backward(
 
         plan = _plan_of(options, inputs, outputs, by_reference, copies, modifiers, **backward)
         BACKWARD_PLANS.remember(key, plan)
-    return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values.values()))
+    return plan
 
 
 def _plan_of(

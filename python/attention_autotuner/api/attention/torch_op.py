@@ -66,6 +66,18 @@ def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     return o, nothing(call.q) if lse is None else lse
 
 
+def _forward_replayed(*fields: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Results of the kernel, for plain tensors."""
+    q, k, v, scale, causal, top_left, device_type, return_lse, _, seqlens_k, starts_k = fields
+    if type(q) is not torch.Tensor or type(k) is not torch.Tensor:
+        return None
+    if seqlens_k is not None or starts_k is not None:
+        return None
+    options = (scale, causal, top_left, device_type)
+    results = attention_plan.graph_forward(q, k, v, options, return_lse)
+    return None if results is None else (results[0], results[1] if return_lse else nothing(q))
+
+
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, lse = _forward_fake(call)
     checks.notice_exchanged(call.q, call.k)
@@ -99,6 +111,16 @@ def _backward_cuda(call: Backward) -> Gradients:
     return attention_plan.attention_backward(*call[:7], call[7:11], call.deterministic)
 
 
+def _backward_replayed(*fields: Any) -> Gradients | None:
+    """Results of the kernel, for plain tensors."""
+    grad_o, grad_lse, q, k = fields[:4]
+    if type(q) is not torch.Tensor or type(k) is not torch.Tensor:
+        return None
+    if grad_o is None or grad_lse is not None:
+        return None
+    return attention_plan.graph_backward((grad_o, *fields[2:7]), fields[7:11], fields[11])
+
+
 def _backward_cpu(call: Backward) -> Gradients:
     results = _backward_fake(call)
     if checks.is_empty(call.q, call.k):
@@ -123,8 +145,20 @@ def _backward_fake(call: Backward) -> Gradients:
 
 
 FORWARD_OP = define(
-    "attention_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
+    "attention_forward",
+    Forward,
+    _forward_cuda,
+    _forward_cpu,
+    _forward_fake,
+    results=2,
+    replay=_forward_replayed,
 )
 BACKWARD_OP = define(
-    "attention_backward", Backward, _backward_cuda, _backward_cpu, _backward_fake, results=3
+    "attention_backward",
+    Backward,
+    _backward_cuda,
+    _backward_cpu,
+    _backward_fake,
+    results=3,
+    replay=_backward_replayed,
 )

@@ -4,7 +4,8 @@ An op's arguments are stated once, as the fields of a ``NamedTuple``: its schema
 it takes one. ``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call.
 
 An op with a derivative has a twin that autograd passes over, and which computes it. Compiled graphs hold twins, so that
-a call of theirs does not go through Python once more for autograd.
+a call of theirs does not go through Python once more for autograd, nor, where a call like it was seen before, through
+the dispatcher.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REFERENCES: dict[str, Callable[..., Any]] = {}
 """Op -> the reference of it, of the op's arguments in their order; for tensors on any device."""
 
 _TWIN = "_without_autograd"  # ends the name of an op's twin
-_ADDED: dict[str, Callable[[str], None]] = {}  # op -> adds it to the library by another name
+_ADD_TWIN: dict[str, Callable[[], Any]] = {}  # op -> adds its twin to the library
 
 _SCHEMA_TYPES: dict[Any, str] = {
     torch.Tensor: "Tensor",
@@ -45,7 +46,28 @@ _SCHEMA_TYPES: dict[Any, str] = {
 }
 
 
-def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "") -> str:
+class _ReplayedOverload(torch._ops.OpOverload[Any, Any]):
+    """An overload that looks beside the dispatcher first, unless a profiler records, which is to see the op."""
+
+    replay: Callable[..., Any]
+
+    def __call__(self, /, *fields: Any, **named: Any) -> Any:
+        """Compute the op."""
+        if not (named or torch._C._autograd._profiler_enabled()):
+            results = self.replay(*fields)
+            if results is not None:
+                return results
+        return super().__call__(*fields, **named)
+
+
+def schema_of(
+    name: str,
+    arguments: type[Any],
+    *,
+    results: int,
+    mutates: str = "",
+    with_defaults: bool = True,
+) -> str:
     """An op's schema in torch's own notation.
 
     Args:
@@ -53,6 +75,7 @@ def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "
         arguments: a ``NamedTuple`` whose fields are the op's arguments, in order; a default can only be None.
         results: how many tensors it returns.
         mutates: the argument that it overwrites, if any.
+        with_defaults: those of the fields are those of the arguments; else compiled graphs state every argument.
 
     Raises:
         KeyError: a field has a type that no schema has.
@@ -61,7 +84,7 @@ def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "
     fields = []
     for field in arguments._fields:
         kind = _SCHEMA_TYPES[hints[field]]
-        default = "=None" if field in arguments._field_defaults else ""
+        default = "=None" if with_defaults and field in arguments._field_defaults else ""
         fields.append(f"{kind}(a!) {field}" if field == mutates else f"{kind} {field}{default}")
     outputs = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"{name}({', '.join(fields)}) -> {outputs}"
@@ -76,6 +99,7 @@ def define(
     *,
     results: int,
     mutates: str = "",
+    replay: Callable[..., Any] | None = None,
 ) -> Any:
     """Add an op to the library.
 
@@ -87,6 +111,7 @@ def define(
         fake: makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
         results: how many tensors it returns.
         mutates: the argument that it overwrites, if any.
+        replay: computes the op's twin beside the dispatcher, of its arguments; None where it cannot.
 
     Returns:
         The op, to be called.
@@ -104,16 +129,25 @@ def define(
         notice(f"tensors on the CPU: {op} is computed by the PyTorch reference, not by a kernel")
         return cpu(call)
 
-    def add(name: str) -> None:
-        LIBRARY.define(schema_of(name, arguments, results=results, mutates=mutates))
+    def add(name: str, *, with_defaults: bool = True) -> Any:
+        schema = schema_of(
+            name, arguments, results=results, mutates=mutates, with_defaults=with_defaults
+        )
+        LIBRARY.define(schema)
         LIBRARY.impl(name, of_fields(cuda), "CUDA")
         LIBRARY.impl(name, on_cpu, "CPU")
         torch.library.register_fake(f"{NAMESPACE}::{name}", of_fields(fake), lib=LIBRARY)
+        return getattr(torch.ops.attention_autotuner, name).default
 
-    add(name)
-    _ADDED[name] = add
+    def add_twin() -> Any:
+        twin = add(f"{name}{_TWIN}", with_defaults=False)
+        if replay is not None:
+            twin.__class__, twin.replay = _ReplayedOverload, replay  # torch itself makes overloads
+        return twin
+
+    _ADD_TWIN[name] = add_twin
     REFERENCES[name] = of_fields(cpu)
-    return getattr(torch.ops.attention_autotuner, name).default
+    return add(name)
 
 
 def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
@@ -124,14 +158,14 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
         formula: of the context and the results' gradients: those of the arguments.
         setup_context: of the context, the arguments and the results: keeps what the formula needs.
     """
-    _ADDED[op._opname](f"{op._opname}{_TWIN}")
-    twin = twin_of(op)
+    twin = _ADD_TWIN[op._opname]()
+    missing = [argument.default_value for argument in op._schema.arguments]
     LIBRARY.impl(twin._opname, torch.library.fallthrough_kernel, "Autograd")
 
     class Derivative(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            results = twin(*arguments)
+            results = twin(*arguments, *missing[len(arguments) :])
             setup_context(ctx, arguments, results)
             return results
 
@@ -144,7 +178,7 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
             isinstance(x, torch.Tensor) and x.requires_grad for x in arguments
         ):
             return Derivative.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's own
-        return twin(*arguments)
+        return twin(*arguments, *missing[len(arguments) :])
 
     LIBRARY.impl(op._opname, differentiable, "Autograd")
 

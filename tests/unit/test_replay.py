@@ -1,0 +1,180 @@
+"""Calls of kinds that were seen before: what is recognised, and what goes another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attention_autotuner import settings
+from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.attention.torch_op import FORWARD_OP
+from attention_autotuner.api.shared import launch, planning
+from attention_autotuner.api.shared.plain import addresses
+from attention_autotuner.api.shared.replay import KINDS, Replays
+from attention_autotuner.api.shared.torch_library import twin_of
+from attention_autotuner.serving import dispatch
+from tests import gradients
+
+SHAPE = (2, 3, 16, 8)
+OPTIONS = (None, False, False, "")
+
+
+@pytest.fixture
+def plan() -> launch.Plan:
+    inputs = {"q": torch.randn(SHAPE)}
+    return launch.Plan(None, None, inputs=inputs, outputs=(), in_force=settings.current())
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    """An empty memory that takes tensors of the CPU for those of a GPU."""
+    monkeypatch.setattr(Replays, "takes", lambda *_: True)
+    memory = attention_plan.FORWARD_REPLAYS
+    memory._plans.clear()
+    return memory
+
+
+def misaligned() -> torch.Tensor:
+    return torch.randn(2 * 3 * 16 * 8 + 1)[1:].view(SHAPE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: torch.randn(2, 3, 17, 8),
+        lambda: torch.randn(2, 16, 3, 8).transpose(1, 2),
+        lambda: torch.randn(SHAPE, dtype=torch.float64),
+        lambda: torch.randn(SHAPE, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.randn(SHAPE), requires_grad=False),
+        lambda: torch._neg_view(torch.randn(SHAPE)),
+        lambda: torch._efficientzerotensor(SHAPE),
+        misaligned,
+    ],
+    ids=["shape", "strides", "dtype", "grad", "type", "negated", "zero", "alignment"],
+)
+def test_tensors_of_another_kind_are_not_recognised(
+    replays: Replays, plan: launch.Plan, other: Callable[[], torch.Tensor]
+) -> None:
+    replays.remember("asked", plan, torch.randn(SHAPE), torch.randn(SHAPE))
+    assert replays.find("asked", torch.randn(SHAPE), torch.randn(SHAPE)) is plan
+    assert replays.find("asked", torch.randn(SHAPE), other()) is None
+    assert replays.find("else", torch.randn(SHAPE), torch.randn(SHAPE)) is None
+
+
+def test_modes_and_transforms_are_not_passed_by(replays: Replays, plan: launch.Plan) -> None:
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(SHAPE)
+    replays.remember("asked", plan, x)
+    seen: list[launch.Plan | None] = []
+    with Mode():
+        seen.append(replays.find("asked", x))
+
+    def look(one_of_two: torch.Tensor) -> torch.Tensor:
+        seen.extend(replays.find("asked", y) for y in (x, one_of_two))
+        return one_of_two
+
+    torch.func.vmap(look)(torch.stack((x, x)))
+    assert seen == [None, None, None]
+    assert replays.find("asked", x) is plan
+
+
+def test_plans_of_other_settings_or_before_new_records_are_not_found(
+    replays: Replays, plan: launch.Plan
+) -> None:
+    x = torch.randn(SHAPE)
+    replays.remember("asked", plan, x)
+    with settings.override(strict_kernels=True):
+        assert replays.find("asked", x) is None
+    dispatch.invalidate()
+    assert replays.find("asked", x) is None
+
+
+def test_a_few_kinds_of_call_may_ask_the_same(replays: Replays, plan: launch.Plan) -> None:
+    calls = [torch.randn(SHAPE[0], SHAPE[1], n, SHAPE[3]) for n in range(1, KINDS + 2)]
+    for x in calls:
+        replays.remember("asked", plan, x)
+    assert [replays.find("asked", x) for x in calls] == [*[plan] * KINDS, None]
+
+
+def test_every_run_of_a_compiled_graph_but_the_first_is_recognised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def takes(_: Replays, *tensors: torch.Tensor) -> bool:
+        return addresses(*tensors) is not None
+
+    seen: list[bool] = []
+    find = Replays.find
+
+    def look(memory: Replays, *arguments: Any) -> launch.Plan | None:
+        plan = find(memory, *arguments)
+        seen.append(plan is not None)
+        return plan
+
+    def plan_of(*_: object, **named: Any) -> launch.Plan:
+        inputs, outputs = named["inputs"], named["outputs"]
+        return launch.Plan(None, None, inputs=inputs, outputs=outputs, in_force=settings.current())
+
+    monkeypatch.setattr(launch, "current_device", lambda: -1)
+    monkeypatch.setattr(planning, "plan_of", plan_of)
+    monkeypatch.setattr(Replays, "takes", takes)
+    monkeypatch.setattr(Replays, "find", look)
+    tables = (
+        attention_plan.FORWARD_PLANS,
+        attention_plan.BACKWARD_PLANS,
+        attention_plan.FORWARD_REPLAYS._plans,
+        attention_plan.BACKWARD_REPLAYS._plans,
+    )
+    for table in tables:
+        table.clear()
+    block = gradients.make_block(device="cpu")
+    compiled = torch.compile(block, fullgraph=True)
+    for _ in range(3):
+        seen.clear()
+        torch.autograd.backward(gradients.loss_of(compiled, torch.randn(2, 32, 256).bfloat16()))
+    assert seen == [True, True]
+    with torch.no_grad():
+        for _ in range(3):
+            seen.clear()
+            assert compiled(torch.randn(2, 32, 256).bfloat16()).shape == (2, 32, 256)
+    assert seen == [True]
+    for table in tables:
+        table.clear()
+
+
+def test_tensors_on_the_cpu_are_never_replayed(plan: launch.Plan) -> None:
+    memory, x = attention_plan.FORWARD_REPLAYS, torch.randn(SHAPE)
+    assert not memory.takes(x)
+    memory.remember("on the CPU", plan, x)
+    assert memory.find("on the CPU", x) is None
+
+
+def test_compiled_calls_look_beside_the_dispatcher_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    twin = twin_of(FORWARD_OP)
+    q, k, v = (torch.randn(SHAPE, dtype=torch.float16) for _ in range(3))
+    arguments = (q, k, v, *OPTIONS, True, False, None, None)
+    right = twin(*arguments)
+    mark = (torch.zeros(1), torch.zeros(1))
+    seen: list[tuple[object, ...]] = []
+
+    def replay(*fields: object) -> object:
+        seen.append(fields)
+        return mark if len(seen) == 1 else None
+
+    monkeypatch.setattr(twin, "replay", replay)
+    assert twin(*arguments) is mark
+    assert seen[0] == arguments
+    torch.testing.assert_close(twin(*arguments), right)
+    assert len(seen) == 2
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch.testing.assert_close(twin(*arguments), right)
+    assert len(seen) == 2
+    assert any(event.key == twin.name() for event in profile.key_averages())
