@@ -22,7 +22,8 @@ from .attentions import Attention, sdpa
 from .model import GPT, GPTConfig
 
 UNTIMED_STEPS = 10
-"""The first steps are not timed: clocks, allocator and caches settle."""
+"""The first steps are not timed: clocks, allocator and caches settle. Memory is measured in them alone, as asking the
+allocator holds the host up, and small models' steps would be bound by that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +55,15 @@ class Trainee:
 
     def step(self, batch: tuple[torch.Tensor, torch.Tensor], step: int, steps: int) -> None:
         """One optimizer step; the host does not wait for the device."""
-        before = 0
-        if self.on_gpu:
+        before, measured = 0, self.on_gpu and len(self.times) < UNTIMED_STEPS
+        if measured:
             torch.cuda.reset_peak_memory_stats(self.device)
             before = torch.cuda.memory_allocated(self.device)
         start = _now(self.on_gpu)
         self.losses.append(self._gradients(batch))
         self.config.update(self.optimizer, step, steps)
         self.times.append((start, _now(self.on_gpu)))
-        if self.on_gpu:
+        if measured:
             peak = torch.cuda.max_memory_allocated(self.device) - before
             self.step_bytes = max(self.step_bytes, peak)
 
@@ -90,8 +91,8 @@ class Trainee:
 
         Returns:
             ``losses`` of every step and ``held_out_loss`` after training, nats a byte; ``step_ms``, the median of all
-            steps but the first few, and its quartiles; ``peak_bytes``, the most memory that parameters, optimizer and a
-            step took together, None on the CPU.
+            steps but the first few, and its quartiles; ``peak_bytes``, the most memory that parameters, optimizer and
+            one of the first steps took together, None on the CPU.
         """
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         kept = sum(x.numel() * x.element_size() for x in [*self.model.parameters(), *state])
