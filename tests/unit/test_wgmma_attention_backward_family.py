@@ -85,11 +85,13 @@ def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
         (512, "g2c64t3x2_keys2stored", "g2c64a3x2_keys2stored_raster"),
         (1024, "g2c64t3x2_keys2bulk", "g2c64a3x2_keys2stored_raster"),
         (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk_lpt"),
-        (4096, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1bulk_lpt"),
+        (4096, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk_lpt"),
+        (8192, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1bulk_lpt"),
     ],
 )
 def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words: str) -> None:
-    problem = with_dims((128, 128), seqlen_q=seqlen, seqlen_k=seqlen)
+    batch = 16384 // seqlen  # 16 waves of blocks of keys, as in the grid
+    problem = with_dims((128, 128), batch=batch, seqlen_q=seqlen, seqlen_k=seqlen)
     stored = "_early_gathered"
     assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent{stored}"
     causal = POLICY.default(replace(problem, causal=True))
@@ -98,6 +100,16 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
         assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
         keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]
         assert all(item is None or item.issue_order != "by_turns" for item in keys)
+
+
+@pytest.mark.parametrize(("dims", "queries"), [((64, 64), 1024), ((128, 128), 1000)])
+def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries: int) -> None:
+    few = with_dims(dims, seqlen_q=queries, seqlen_k=queries, causal=True)
+    for batch, words in ((4, "bulk_lpt"), (16, "stored_raster")):
+        label = POLICY.default(replace(few, batch=batch)).knobs.label
+        assert label.endswith(f"{words}_early_gathered")
+    one_block = replace(few, seqlen_q=100, seqlen_k=100)
+    assert "stored_raster" in POLICY.default(one_block).knobs.label
 
 
 def test_every_variant_is_offered() -> None:
