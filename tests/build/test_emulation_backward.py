@@ -110,10 +110,12 @@ VARIANTS = [
         persistent=True,
     ),
     candidate(
-        (96, 64),
+        (112, 112),
         decomposition="fused",
         keys=item("by_turns", first_stages=3),
         dq_share=DqShareSm90(dq_by="keys"),
+        early_launches=True,
+        gathered_stores=True,
     ),
     candidate(
         (96, 64),

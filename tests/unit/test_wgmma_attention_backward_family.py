@@ -112,6 +112,12 @@ def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries
     assert "stored_raster" in POLICY.default(one_block).knobs.label
 
 
+def test_by_turns_is_offered_with_gathered_stores_at_112_columns() -> None:
+    labels = {c.knobs.label for c in offered(with_dims((112, 112), causal=True))}
+    assert "fused_keys_g2c64t3x2_keys2bulk_lpt_early_gathered" in labels
+    assert "fused_keys_g2c64t3x2_keys2stored_raster_early_gathered" in labels
+
+
 def test_every_variant_is_offered() -> None:
     knobs = [knobs_of(candidate) for dims in DIMS for candidate in offered(with_dims(dims))]
     assert {k.decomposition for k in knobs} == {"fused", "two_pass", "three_pass"}

@@ -58,6 +58,7 @@ SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
 # Modifications with which defaults launch early and store gathered, as those of plain scores do.
 GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
+BELOW_WIDE = 112  # of head dims, the widest with registers for other orders than by turns
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 8192  # from which those longer steps pay where blocks are uneven
@@ -233,6 +234,7 @@ def _points(
             masks, space.shares, (fused, TURNS, AHEAD, SERIAL), space.dq_adds, space.early
         ):
             feeding = of_pass is fused or (of_pass is AHEAD and widest == WIDE)
+            feeding |= of_pass is TURNS and dq_by == "keys" and widest == BELOW_WIDE
             usual = cta_order == _usual_order(problem) and feeding
             if dq_add in STORED:
                 queues = _may_queue(problem) and block <= SWAPPED_BLOCK
