@@ -111,15 +111,16 @@ class AttentionFunction(torch.autograd.Function):
         if grad_o is None and grad_lse is None:
             return (None, None, None, *_OTHERS)
         saved = ctx.saved_tensors
-        arguments = (*saved, ctx.options, ctx.deterministic)
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
                 gradients = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
             elif grad_o is None or grad_lse is not None:
+                arguments = (*saved, ctx.options, ctx.deterministic)
                 gradients = attention_plan.attention_backward(grad_o, grad_lse, *arguments)
             else:
-                gradients = attention_plan.plain_backward(grad_o, *arguments)
+                tensors = (grad_o, *saved)
+                gradients = attention_plan.plain_backward(tensors, ctx.options, ctx.deterministic)
         return (*gradients, *_OTHERS)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,6 +25,7 @@ from .checks import Options
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks and of a bias table
+Caller = Literal["eager", "graph"]  # the same tensors may look different to torch in each
 
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
@@ -71,34 +72,28 @@ def plain_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
 ) -> Outputs:
     """Attention forward as :func:`attention_forward` has it, of tensors that need no dispatcher."""
-    plan = _replayed_forward("eager", q, k, v, options, return_lse)
-    assert plan is not None
-    results = plan.run(q, k, v)
+    results = replayed_forward("eager", q, k, v, options, return_lse)
+    assert results is not None
     return results[0], results[1] if return_lse else None
 
 
-def graph_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
-) -> Sequence[torch.Tensor] | None:
-    """O, and LSE where it is wanted, of a call in a compiled graph; None where its tensors need the dispatcher."""
-    plan = _replayed_forward("graph", q, k, v, options, return_lse)
-    return None if plan is None else plan.run(q, k, v)
-
-
-def _replayed_forward(
-    caller: str,
+def replayed_forward(
+    caller: Caller,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     options: Options,
     return_lse: bool,
-) -> launch.Plan | launch.ReferencePlan | None:
+) -> list[torch.Tensor] | None:
+    """O, and LSE where it is wanted; None where a call in a compiled graph has tensors that need the dispatcher."""
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
     plan: launch.Plan | launch.ReferencePlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
-    if plan is None and (caller == "eager" or FORWARD_REPLAYS.takes(q, k, v)):
+    if plan is None:
+        if caller == "graph" and not FORWARD_REPLAYS.takes(q, k, v):
+            return None
         plan = _forward_plan(q, k, v, options, return_lse, {}, None, {})
         FORWARD_REPLAYS.remember(asked, plan, q, k, v)
-    return plan
+    return plan.run(q, k, v)
 
 
 def _forward_plan(
@@ -194,44 +189,35 @@ def attention_backward(
 
 
 def plain_backward(
-    grad_o: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-    deterministic: bool,
+    tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
 ) -> Gradients:
     """Gradients as :func:`attention_backward` has them, of tensors that need no dispatcher and without one of LSE."""
-    tensors = (grad_o, q, k, v, o, lse)
-    plan = _replayed_backward("eager", tensors, options, deterministic)
-    assert plan is not None
-    return tuple(plan.run(q, k, v, o, grad_o, lse, None))
+    gradients = replayed_backward("eager", tensors, options, deterministic)
+    assert gradients is not None
+    return gradients
 
 
-def graph_backward(
-    tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
+def replayed_backward(
+    caller: Caller, tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
 ) -> Gradients | None:
-    """The same of a call in a compiled graph, or None where its tensors need the dispatcher."""
-    plan = _replayed_backward("graph", tensors, options, deterministic)
-    if plan is None:
-        return None
+    """Gradients of q, k and v; None where a call in a compiled graph has tensors that need the dispatcher.
+
+    Args:
+        caller: where the call stands.
+        tensors: the gradient of O, q, k, v, O and LSE.
+        options: as :func:`attention_backward` takes them, as is deterministic.
+        deterministic: see options.
+    """
     grad_o, q, k, v, o, lse = tensors
-    return tuple(plan.run(q, k, v, o, grad_o, lse, None))
-
-
-def _replayed_backward(
-    caller: str, tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
-) -> launch.Plan | launch.ReferencePlan | None:
-    grad_o, q, k = tensors[:3]
     asked = (caller, q.shape, k.shape, q.requires_grad, options, deterministic)
     plan: launch.Plan | launch.ReferencePlan | None = BACKWARD_REPLAYS.find(asked, *tensors)
-    if plan is None and (caller == "eager" or BACKWARD_REPLAYS.takes(*tensors)):
-        every = (grad_o, None, *tensors[1:])
+    if plan is None:
+        if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
+            return None
+        every = (grad_o, None, q, k, v, o, lse)
         plan = _backward_plan(every, options, deterministic, None, {}, False)
         BACKWARD_REPLAYS.remember(asked, plan, *tensors)
-    return plan
+    return tuple(plan.run(q, k, v, o, grad_o, lse, None))
 
 
 def _backward_plan(

@@ -74,7 +74,7 @@ def _forward_replayed(*fields: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     if seqlens_k is not None or starts_k is not None:
         return None
     options = (scale, causal, top_left, device_type)
-    results = attention_plan.graph_forward(q, k, v, options, return_lse)
+    results = attention_plan.replayed_forward("graph", q, k, v, options, return_lse)
     return None if results is None else (results[0], results[1] if return_lse else nothing(q))
 
 
@@ -118,7 +118,8 @@ def _backward_replayed(*fields: Any) -> Gradients | None:
         return None
     if grad_o is None or grad_lse is not None:
         return None
-    return attention_plan.graph_backward((grad_o, *fields[2:7]), fields[7:11], fields[11])
+    tensors = (grad_o, *fields[2:7])
+    return attention_plan.replayed_backward("graph", tensors, fields[7:11], fields[11])
 
 
 def _backward_cpu(call: Backward) -> Gradients:

@@ -16,11 +16,10 @@ from ... import settings
 from ...core.memo import Table
 from ...core.problem import Direction, Op
 from ...serving import dispatch
+from .checks import VECTOR_BYTES
 from .launch import MAX_PLANS, Plan
 from .plain import addresses
 
-_ALIGNMENT = 16
-"""Bytes; calls with tensors that begin elsewhere are looked for by their full keys."""
 KINDS = 4
 """Kinds of call that may ask the same; the first are kept. A graph's first run is one, as torch's state differs."""
 
@@ -49,7 +48,7 @@ class Replays:
                 bits = 0
                 for x in tensors:
                     bits |= x.data_ptr()
-                return None if bits % _ALIGNMENT else plan
+                return None if bits % VECTOR_BYTES else plan
         return None
 
     def takes(self, *tensors: torch.Tensor) -> bool:
@@ -57,7 +56,7 @@ class Replays:
         places = addresses(*tensors)
         return (
             places is not None
-            and not any(place % _ALIGNMENT for place in places)
+            and not any(place % VECTOR_BYTES for place in places)
             and tensors[0].is_cuda
             and len({x.get_device() for x in tensors}) == 1
         )

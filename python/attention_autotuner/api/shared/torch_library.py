@@ -159,13 +159,13 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
         setup_context: of the context, the arguments and the results: keeps what the formula needs.
     """
     twin = _ADD_TWIN[op._opname]()
-    missing = [argument.default_value for argument in op._schema.arguments]
+    defaults = [argument.default_value for argument in op._schema.arguments]
     LIBRARY.impl(twin._opname, torch.library.fallthrough_kernel, "Autograd")
 
     class Derivative(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            results = twin(*arguments, *missing[len(arguments) :])
+            results = twin(*arguments)
             setup_context(ctx, arguments, results)
             return results
 
@@ -173,12 +173,13 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
         def backward(ctx: Any, *gradients: Any) -> Any:
             return formula(ctx, *gradients)
 
-    def differentiable(*arguments: Any) -> Any:
+    def differentiable(*stated: Any) -> Any:
+        arguments = (*stated, *defaults[len(stated) :])
         if torch.is_grad_enabled() and any(
             isinstance(x, torch.Tensor) and x.requires_grad for x in arguments
         ):
             return Derivative.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's own
-        return twin(*arguments, *missing[len(arguments) :])
+        return twin(*arguments)
 
     LIBRARY.impl(op._opname, differentiable, "Autograd")
 
