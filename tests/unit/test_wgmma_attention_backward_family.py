@@ -96,6 +96,9 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
     assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent{stored}"
     causal = POLICY.default(replace(problem, causal=True))
     assert causal.knobs.label == f"fused_keys_{causal_words}{stored}"
+    ordered = POLICY.default(replace(problem, causal=True, deterministic=True))
+    queries = "g2c80t3x2_keys1" if seqlen >= 4096 else "g2c64t3x2_keys2"
+    assert ordered.knobs.label == f"fused_keys_{queries}queued_raster{stored}"
     for other in ({"modifications": ("softcap",)}, {"op": "retnet", "mask": "decay"}):
         assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
         keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]

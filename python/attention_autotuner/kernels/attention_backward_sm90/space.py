@@ -58,10 +58,11 @@ SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
 # Modifications with which defaults launch early and store gathered, as those of plain scores do.
 GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
-BELOW_WIDE = 112  # of head dims, the widest with registers for other orders than by turns
+BELOW_WIDE = 112  # of head dims, the widest with registers for the interleaved order, which comes first there
 WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 8192  # from which those longer steps pay where blocks are uneven
+LONG_QUEUED_ROWS = 4096  # and where their shares of dQ are queued besides, as they were raced
 # Of queries, up to which sums pay that are stored before they are added to, by who computes shares, and whether blocks
 # are causal. In windows they pay at any length.
 STORED_ROWS: dict[tuple[DqBy, bool], int] = {
@@ -141,7 +142,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     space = replace(space, cta_orders=(_usual_order(problem),))
     uneven, long = _is_uneven(problem), problem.seqlen_q >= LONG_ROWS
     modified = bool(problem.compiled_modifications)
-    swaps = not modified and problem.seqlen_q >= (LONG_CAUSAL_ROWS if uneven else LONG_ROWS)
+    long_uneven = LONG_QUEUED_ROWS if problem.deterministic else LONG_CAUSAL_ROWS
+    swaps = not modified and problem.seqlen_q >= (long_uneven if uneven else LONG_ROWS)
     if not swaps:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
@@ -172,7 +174,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     better = replace(first, early_launches=True, gathered_stores=True)
     if better not in _points(problem, space, spec, fused):
         return first
-    if first.dq_share is None or not _pays_stored(problem, first, spec):
+    if not _pays_stored(problem, first, spec):
         return better
     # Sums that nobody clears: there 454 us against 467, and 369 against 392 causal.
     stored = first_of(replace(space, cta_orders=("raster",), dq_adds=("stored",)))
@@ -233,8 +235,8 @@ def _points(
         for mask_stages, (dq_by, block), of_pass, dq_add, early in product(
             masks, space.shares, (fused, TURNS, AHEAD, SERIAL), space.dq_adds, space.early
         ):
-            feeding = of_pass is fused or (of_pass is AHEAD and widest == WIDE)
-            feeding |= of_pass is TURNS and dq_by == "keys" and widest == BELOW_WIDE
+            other = {WIDE: AHEAD, BELOW_WIDE: TURNS}.get(widest)
+            feeding = of_pass is fused or of_pass is other
             usual = cta_order == _usual_order(problem) and feeding
             if dq_add in STORED:
                 queues = _may_queue(problem) and block <= SWAPPED_BLOCK
