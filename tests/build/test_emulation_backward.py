@@ -26,6 +26,7 @@ pytestmark = pytest.mark.build
 MAINLOOP = "attention_backward_sm90/mainloop.cuh"
 PRODUCTS = "attention_backward_sm90/products.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
+SHARE = "attention_backward_sm90/dq_share.cuh"
 SENDER = "attention_backward_sm90/dq_sender.cuh"
 MUTANTS = {
     "ds_not_fenced": (PRODUCTS, "fence_view_async_shared();", ""),
@@ -40,6 +41,11 @@ MUTANTS = {
 GIVEN_BACK = "arrive(Sent::empty(stages, stage, T::kDqParts - 1));"
 OF_SENDER = {
     "stored_not_waited_for": (SENDER, "semaphore_wait(semaphores + tile, kStoredOnce);", ""),
+    "head_counted_once_less": (
+        SHARE,
+        "count_complete(counter);",
+        "if (stages.row_block > 0) count_complete(counter);",
+    ),
     "stage_given_back_unread": (SENDER, f"tma_store_wait_read();\n  {GIVEN_BACK}", GIVEN_BACK),
 }
 CAUGHT_BY = {
@@ -92,6 +98,7 @@ VARIANTS = [
         keys=item("interleaved", first_stages=3, held_rows=True),
         dq_share=DqShareSm90(dq_by="own"),
         persistent=True,
+        early_launches=True,
     ),
     candidate(
         (96, 96),
@@ -277,7 +284,7 @@ def test_mistakes_show(tmp_path: Path) -> None:
 
 def test_mistakes_of_the_sender_show(tmp_path: Path) -> None:
     stored = DqShareSm90(dq_by="keys", dq_add="stored")
-    variant = replace(FUSED, knobs=replace(FUSED.knobs, dq_share=stored))
+    variant = replace(FUSED, knobs=replace(FUSED.knobs, dq_share=stored, early_launches=True))
     kernel = build(variant, tmp_path / variant.name, OF_SENDER)
     shape = problem(variant, causal=False, queries=300, keys=600)
     runs = [("lazy", 0), ("random", 1)]

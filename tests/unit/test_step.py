@@ -11,13 +11,14 @@ from attention_autotuner import settings
 from attention_autotuner.arch import H100
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning import tune, tune_step
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.ranking import ranked
 from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shortlist import shortlist
 from attention_autotuner.tuning.step import DEFAULTS, PICKS, problems_of_step
 from tests.fake_pipeline import GPU, FakePipeline
 
@@ -27,9 +28,10 @@ POLICY = H100()
 
 
 def challenger_of(problem: Problem) -> str:
-    """The model's best candidate that is not the default."""
-    ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
-    return next(candidate.name for candidate, _ in ranked if candidate != POLICY.default(problem))
+    """The first candidate that a search races beside the default."""
+    default = POLICY.default(problem)
+    raced = shortlist(ranked(problem, POLICY), default, top_k=2)
+    return next(candidate.name for candidate, _ in raced if candidate != default)
 
 
 CHALLENGERS = (challenger_of(FORWARD), challenger_of(BACKWARD))

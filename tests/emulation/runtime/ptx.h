@@ -313,6 +313,7 @@ inline void red_release_gpu_global_add_s32(uint64_t address, uint32_t addend) {
 inline void fence_acq_rel_gpu() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
+inline void nanosleep_u32(uint32_t) {}
 
 // --- clusters, but for multicast, which is not emulated: such kernels compile, and fault there ----------------------
 

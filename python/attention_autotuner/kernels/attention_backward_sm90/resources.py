@@ -245,7 +245,7 @@ def head_splits(problem: Problem, candidate: Candidate) -> int:
 
 
 def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
-    """Bytes of the sums of dQ and of the semaphores that order them; none without a share."""
+    """Bytes of the sums of dQ, of the semaphores that order them, and of counters; none without a share."""
     if shape.share is None:
         return 0
     block = shape.knobs.block_columns
@@ -253,7 +253,11 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     tiles = problem.extents[0] * problem.heads_q * blocks
     counted = dict.fromkeys(STORED, 1) | {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups}
     semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
-    return tiles * block * problem.padded_dim_qk * SUM_BYTES + -(-semaphores // 16) * 16
+    counters = (
+        problem.batch * problem.heads_kv * head_splits(problem, shape.candidate) * SEMAPHORE_BYTES
+    )
+    sums = tiles * block * problem.padded_dim_qk * SUM_BYTES
+    return sums + -(-semaphores // 16) * 16 + -(-counters // 16) * 16
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

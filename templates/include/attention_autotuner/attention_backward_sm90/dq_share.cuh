@@ -174,6 +174,18 @@ struct DqSemaphore {
   }
 };
 
+// By a thread that added shares of dQ by bulk copies: those of this tile are in global memory.
+template <typename T>
+__device__ __forceinline__ void count_head(BackwardPassSm90Stages<T> const& stages) {
+  if constexpr (T::kCountsHeads) {
+    auto const& common = stages.arguments.common;
+    int const heads = common.params.heads_kv, splits = common.splits.divisor;
+    int* const counter = stages.arguments.complete + (stages.batch * heads + stages.kv_head) * splits + stages.split;
+    bulk_wait_written<0>();
+    count_complete(counter);
+  }
+}
+
 // The preprocess, where the pass begins before its end.
 template <typename Config>
 __global__ void __launch_bounds__(kRowThreads)
@@ -194,12 +206,10 @@ __device__ __forceinline__ void clear_dq(Params const& p, typename T::Element* o
   }
 }
 
-// dQ in 16 bits from the sums; one CTA a tile of queries.
+// dQ in 16 bits from the sums of a tile of queries.
 template <typename Config, typename T>
-__global__ void __launch_bounds__(kRowThreads)
-    attention_backward_sm90_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments) {
+__device__ __forceinline__ void convert_dq(ArgumentsOf<Config> const& arguments) {
   using Element = typename T::Element;
-  if constexpr (T::kEarly) wait_on_dependent_grids();
   auto const& p = arguments.params;
   int const index = int(blockIdx.x) / arguments.dq_tiles;
   int tile = int(blockIdx.x) % arguments.dq_tiles, rows = p.seqlen_q, first_row = 0;
@@ -270,6 +280,29 @@ __global__ void __launch_bounds__(kRowThreads)
             make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]);
       }
     }
+  }
+}
+// One CTA a tile of queries. Where `blocks` blocks of keys count a head as complete, its tiles need not wait for
+// others: while the last blocks of keys run, SMs that have no more of these convert the heads before. The last CTA
+// stays until the pass has ended, so that the end of this kernel is the end of both.
+template <typename Config, typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments, int const* complete,
+                                       int blocks) {
+  if constexpr (T::kCountsHeads) {
+    if (threadIdx.x == 0) {
+      auto const& p = arguments.params;
+      int const head = int(blockIdx.x) / arguments.dq_tiles;
+      int const sharing = arguments.splits.divide(p.heads_q / p.heads_kv);
+      wait_complete(complete + head / sharing, blocks * T::kHeadCounts);
+    }
+    __syncthreads();
+  } else if constexpr (T::kEarly) {
+    wait_on_dependent_grids();
+  }
+  convert_dq<Config, T>(arguments);
+  if constexpr (T::kCountsHeads) {
+    if (blockIdx.x == gridDim.x - 1) wait_on_dependent_grids();
   }
 }
 

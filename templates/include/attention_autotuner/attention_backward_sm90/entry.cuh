@@ -139,7 +139,7 @@ struct AttentionBackwardSm90Entry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles = 0;
-    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, listed, bias_sums, spans, bytes;
+    int64_t shift, dq_sum, semaphores, complete, dk_partial, dv_partial, listed, bias_sums, spans, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -151,13 +151,14 @@ struct AttentionBackwardSm90Entry {
         lse_delta_rows = int64_t(count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare)) * kLseDeltaPadding;
       }
       shift = heads * lse_delta_rows * int64_t(sizeof(float));
-      dq_sum = semaphores = bytes = 2 * shift;
+      dq_sum = semaphores = complete = bytes = 2 * shift;
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
         if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, Keys::kBlockColumns);
         semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
         int64_t const count = heads * dq_tiles * Keys::kDqSemaphores;
-        bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
+        complete = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
+        bytes = complete + (int64_t(splits) * p.batch * p.heads_kv * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
       if (splits > 1) {
@@ -260,14 +261,16 @@ struct AttentionBackwardSm90Entry {
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
   }
   template <typename T>
-  static int32_t launch_pass(Common const& common, int* semaphores, [[maybe_unused]] BlockList const& listed,
-                             float* bias_sums, cudaStream_t stream, int most_ctas) {
+  static int32_t launch_pass(Common const& common, int* semaphores, int* complete,
+                             [[maybe_unused]] BlockList const& listed, float* bias_sums, cudaStream_t stream,
+                             int most_ctas) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments<KernelParams> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
     if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
     arguments.semaphores = semaphores;
+    arguments.complete = complete;
     TableGradient::put(arguments, p, common.splits.divisor, bias_sums);
     int const blocks = row_blocks<T>(p), batch = batch_of<kPacked>(p);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
@@ -327,6 +330,7 @@ struct AttentionBackwardSm90Entry {
     auto at = [workspace](int64_t bytes) { return static_cast<char*>(workspace) + bytes; };
     Common const common = arguments_of(p, workspace);
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
+    int* const complete = reinterpret_cast<int*>(at(places.complete));
     float* const bias_sums = reinterpret_cast<float*>(at(places.bias_sums));
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};
@@ -355,7 +359,7 @@ struct AttentionBackwardSm90Entry {
         .then([&] { return TableGradient::launch_before(common, bias_sums, stream); })
         .then([&] {
           return Passes::for_each([&](auto traits) {
-            return launch_pass<decltype(traits)>(common, semaphores, listed, bias_sums, stream, most_ctas);
+            return launch_pass<decltype(traits)>(common, semaphores, complete, listed, bias_sums, stream, most_ctas);
           });
         })
         .then([&] {
@@ -366,7 +370,8 @@ struct AttentionBackwardSm90Entry {
         .then([&] {
           if constexpr (kFused) {
             return start(softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
-                         int(heads * places.dq_tiles), kRowThreads, 0, stream, common);
+                         int(heads * places.dq_tiles), kRowThreads, 0, stream, common,
+                         static_cast<int const*>(complete), row_blocks<Keys>(p));
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })

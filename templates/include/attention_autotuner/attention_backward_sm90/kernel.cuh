@@ -73,6 +73,9 @@ __device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32
     BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, group);
     consumer.mainloop();
     consumer.write();
+    if constexpr (T::kKeysDq && T::kBulkDq) {
+      if (lane_index() == 0) count_head<T>(consumer);
+    }
     tiles.next(consumer.end);
   }
 }
@@ -126,6 +129,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         } else if constexpr (T::kStoredDq) {
           send_dq_shares<T>(stages);
         }
+        count_head<T>(stages);
       } else if constexpr (T::kPacked) {
         if (threadIdx.x < 32) {
           stages.template load_packed<0>();
@@ -148,6 +152,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       while (tiles.tile() < count_tiles<T::kPacked>(list)) {
         BackwardPassSm90Dq<T> share(arguments, smem, list, tiles);
         share.run();
+        if constexpr (T::kBulkDq) {
+          if (lane_index() == 0) count_head<T>(share);
+        }
         tiles.next(share.end);
       }
     }
@@ -168,6 +175,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
         consumer.mainloop();
         consumer.write();
+        if constexpr (T::kKeysDq && T::kBulkDq) {
+          if (lane_index() == 0) count_head<T>(consumer);
+        }
         tiles.next(consumer.end);
       }
     }

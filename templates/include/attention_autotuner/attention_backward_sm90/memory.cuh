@@ -70,6 +70,19 @@ __device__ __forceinline__ void semaphore_wait(int const* semaphore, int value) 
 __device__ __forceinline__ void semaphore_release(int* semaphore, int value) {
   asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(semaphore), "r"(value) : "memory");
 }
+// By one thread: one more of those whose additions are complete.
+__device__ __forceinline__ void count_complete(int* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;\n" ::"l"(counter), "r"(1) : "memory");
+}
+// By one thread: until so many are, without hurry; what they added is visible then.
+__device__ __forceinline__ void wait_complete(int const* counter, int count) {
+  int now;
+  while (true) {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(counter) : "memory");
+    if (now == count) return;
+    asm volatile("nanosleep.u32 %0;\n" ::"r"(200));
+  }
+}
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
 
 }  // namespace attention_autotuner::softmax_backward

@@ -105,6 +105,7 @@ struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Pa
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; of stored ones without parts
+  int* complete;    // workspace: [batch, heads_kv, splits]
 };
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
@@ -201,8 +202,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     }
   }
   __device__ __forceinline__ int steps() const { return end - begin; }
-  // Which batch entry's slopes are its own.
-  __device__ __forceinline__ int slopes() const {
+  __device__ __forceinline__ int slopes() const {  // which batch entry's are its own
     if constexpr (T::kPacked) return this->sequence.slopes;
     return batch;
   }

@@ -85,6 +85,11 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kQueuedDq = kSharesDq && Share::kDqAdd == DqAdd::kQueued;
   static constexpr bool kStoredDq = kQueuedDq || (kSharesDq && Share::kDqAdd == DqAdd::kStored);
   static constexpr bool kEarly = Config::kEarlyLaunches;
+  // Where dQ of a head is converted once its blocks of keys have added, beside other heads. A CTA must not end before
+  // its last additions are in global memory then, which costs more than it gains where many end, one after the other.
+  static constexpr bool kCountsHeads = kEarly && (kBulkDq || kStoredDq) && !Mods::kPacked &&
+                                       Config::kCtaOrder == CtaOrder::kRaster &&
+                                       (Config::kPersistent || kKeysDq || kQueuedDq);
   static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kFirstPass = kPass == GradientPass::kKeys || kPass == GradientPass::kDk;
 
@@ -114,6 +119,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kDqSemaphores = kOrdered ? kDqParts : kStoredDq ? 1 : 0;  // of a tile
   static constexpr int kDqStages =
       kStoredDq ? (kOwnDq ? 2 : 1) : 0;  // of shares on their way to the thread that stores
+  static constexpr int kHeadCounts = kStoredDq ? (kQueuedDq ? kDqStages : 1) : 4 * kDqParts;  // of a block of keys
   static constexpr int kDqTileBytes = kBlockColumns * kDepth * 4;
 
   // Warpgroups trade registers: those of rows share what the others leave of the even shares of the launch.
