@@ -132,7 +132,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         options = (None, False, False, "")
-        return {"o": AttentionFunction.apply(x * self.scale, x, x, options, False, False), "n": 3}
+        return {"o": AttentionFunction.apply(x * self.scale, x, x, (options, False, False)), "n": 3}
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")

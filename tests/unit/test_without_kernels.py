@@ -92,12 +92,12 @@ def by_mask(q: Any, k: Any, v: Any, mask: Any, log2: Any, gamma: Any) -> Any:
 CALLS: dict[str, tuple[bool, Callable[..., Any], Callable[..., Any]]] = {
     "attention": (
         False,
-        lambda *x: AttentionFunction.apply(*x, PLAIN, True, False),
+        lambda *x: AttentionFunction.apply(*x, (PLAIN, True, False)),
         lambda *x: flash_attn_func(*x, return_lse=True),
     ),
     "attention, o alone": (
         False,
-        lambda *x: AttentionFunction.apply(*x, PLAIN, False, True),
+        lambda *x: AttentionFunction.apply(*x, (PLAIN, False, True)),
         flash_attn_func,
     ),
     "retnet": (
@@ -170,7 +170,7 @@ def test_strict_kernels_and_other_errors_raise(machine: Machine, error: Exceptio
 
 def call_pinned(*configs: Any) -> Any:
     options = (None, False, False, pinning.pinned_name("A100", configs))
-    return AttentionFunction.apply(*tensors(), options, False, False)
+    return AttentionFunction.apply(*tensors(), (options, False, False))
 
 
 def test_a_pinned_candidate_or_an_error_serves(machine: Machine) -> None:

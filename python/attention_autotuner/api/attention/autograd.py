@@ -13,15 +13,13 @@ import torch
 from ... import settings
 from ...operations.attention.second_order import attention_double_backward
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
+from ..shared.plain import Gradient, applier, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
 from .checks import Options, refuse_bounded
 from .plan import Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
-
-_OTHERS = (None, None, None)  # of options, return_lse and deterministic
 
 
 def save_for_backward(
@@ -98,9 +96,23 @@ class AttentionFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        """Launch the kernel and keep what the gradient needs, LSE among it."""
-        q, k, v, options, return_lse, deterministic = arguments
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        call: tuple[Options, bool, bool],
+    ) -> Any:
+        """Launch the kernel and keep what the gradient needs, LSE among it.
+
+        Args:
+            ctx: torch's.
+            q: as :func:`flash_attn_func` takes it, as are k and v.
+            k: see q.
+            v: see q.
+            call: the options, whether LSE is wanted, and whether the gradients must be deterministic.
+        """
+        options, return_lse, deterministic = call
         o, lse = attention_plan.plain_forward(q, k, v, options, True)
         _keep(ctx, (q, k, v, o, lse), options, deterministic)
         return (o, lse) if return_lse else o
@@ -109,7 +121,7 @@ class AttentionFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k and v."""
         if grad_o is None and grad_lse is None:
-            return (None, None, None, *_OTHERS)
+            return (None, None, None, None)
         saved = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
@@ -121,8 +133,10 @@ class AttentionFunction(torch.autograd.Function):
             else:
                 tensors = (grad_o, *saved)
                 gradients = attention_plan.plain_backward(tensors, ctx.options, ctx.deterministic)
-        return (*gradients, *_OTHERS)
+        return (*gradients, None)
 
+
+apply_attention = applier(AttentionFunction)
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
 differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

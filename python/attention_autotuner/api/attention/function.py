@@ -15,7 +15,7 @@ from ..shared.options import TensorLayout
 from . import checks as attention_checks
 from . import modified as attention_modified
 from . import plan as attention_plan
-from .autograd import AttentionFunction
+from .autograd import apply_attention
 from .modified import Asked
 from .torch_op import FORWARD_OP
 
@@ -219,9 +219,7 @@ def flash_attn_func(
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q, k, v, arguments, return_lse, deterministic
-        )
+        return apply_attention(q, k, v, (arguments, return_lse, deterministic))
     if bounds:
         o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
     else:

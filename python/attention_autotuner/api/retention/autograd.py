@@ -13,7 +13,7 @@ import torch
 
 from ... import settings
 from ..shared import checks, gammas
-from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
+from ..shared.plain import Gradient, applier, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
@@ -136,6 +136,8 @@ class RetentionFunction(torch.autograd.Function):
                 return _through_dispatcher(call)
             return _of_arguments(call, *retention_plan.retention_backward(call))
 
+
+apply_retention = applier(RetentionFunction)
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
 differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

@@ -14,7 +14,7 @@ from ..shared import checks, gammas, interop, options, plain
 from ..shared.options import TensorLayout
 from . import checks as retention_checks
 from . import plan as retention_plan
-from .autograd import RetentionFunction
+from .autograd import apply_retention
 from .checks import Forward
 from .torch_op import FORWARD_OP, IN_PLACE_OP
 
@@ -171,6 +171,6 @@ def retention_func(
         or (log2_gamma is not None and log2_gamma.requires_grad)
         or (initial_state is not None and initial_state.requires_grad)
     ):
-        pair = RetentionFunction.apply(*call)  # type: ignore[no-untyped-call]  # torch's own
+        pair = apply_retention(*call)
         return pair if output_final_state else (pair, None)
     return retention_plan.retention_forward(call)

@@ -14,7 +14,7 @@ import torch
 from ... import settings
 from ...operations.retnet.reference import retnet_attention
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
+from ..shared.plain import Gradient, applier, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
@@ -132,6 +132,8 @@ class RetNetFunction(torch.autograd.Function):
                 return _through_dispatcher(call)
             return of_arguments(Forward, *retnet_plan.retnet_backward(call))
 
+
+apply_retnet = applier(RetNetFunction)
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
 differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

@@ -15,7 +15,7 @@ from ..shared.gammas import Decay
 from ..shared.options import TensorLayout
 from . import checks as retnet_checks
 from . import plan as retnet_plan
-from .autograd import RetNetFunction
+from .autograd import apply_retnet
 from .checks import Forward, Rules
 from .torch_op import FORWARD_OP
 
@@ -154,7 +154,7 @@ def retnet_attn_func(
     name = "" if device_type is None else naming.policy_name(device_type)
     call = Forward(*inputs, *rules, name, return_r, deterministic)
     if differentiable:
-        return RetNetFunction.apply(*call)  # type: ignore[no-untyped-call]  # torch's own
+        return apply_retnet(*call)
     o, r = retnet_plan.retnet_forward(call)
     return (o, r) if return_r else o
 

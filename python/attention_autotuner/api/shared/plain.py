@@ -11,7 +11,7 @@ under the process's settings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,6 +32,15 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 Gradient = torch.Tensor | None
 
 _UNCHANGED = nullcontext()
+
+
+def applier(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without torch's layer of Python, which a call of plain tensors has no need of.
+
+    That layer looks for functorch's transforms, which :func:`addresses` rules out, and for default arguments.
+    """
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
 
 
 def of_arguments(arguments: type[Any], *gradients: Gradient) -> tuple[Gradient, ...]:
