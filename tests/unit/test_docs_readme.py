@@ -133,7 +133,7 @@ def test_the_figures_above_are_those_of_the_results() -> None:
         f"flash-attn 4's backward is still ahead at {slower[0]} of 36 shapes of the grid (down to {loss:.2f} of its "
         f"speed), {slower[1]} in deterministic mode ({same_bits:.2f}), {slower[2]} other head dims and lengths in "
         f"bf16 ({dims:.2f}),",
-        f"and with windows and packed sequences ({other:.2f}):",
+        f"and with packed sequences ({other:.2f}):",
     ):
         assert sentence in text_of(ENGLISH)
     expected = [

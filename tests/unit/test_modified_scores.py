@@ -218,7 +218,9 @@ OWN_TILES = {
     "alibi": "g2n128_overlap_flat",
     "sinks": "g2n128_overlap_flat",
     "bias": "g3n80_serial_optimistic_turns",
-    "softcap": "g3n64_serial_optimistic_turns",
+    "softcap": "g3n80_serial_optimistic_turns",
+    "window": "g3n64_serial_optimistic_free",
+    "bent": "g3n64_serial_optimistic_free",
 }
 
 
@@ -237,7 +239,7 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
         share = replace(knobs.dq_share, ds_stages=2, dq_add=added)
         knobs = replace(knobs, keys=keys, dq_share=share)
         if kind == "window":
-            knobs = replace(knobs, cta_order="raster")
+            knobs = replace(knobs, cta_order="raster", persistent=True)  # a narrow one
         if kind not in ("window", "sinks"):  # gathered stores make slopes spill
             knobs = replace(knobs, early_launches=False, gathered_stores=False)
     if direction == "forward" and kind in OWN_TILES:

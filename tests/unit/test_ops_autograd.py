@@ -54,8 +54,8 @@ def fake(
 
 def fast(tensors: gradients.Three, *, return_lse: bool = True, deterministic: bool = False) -> Any:
     """Attention beside the dispatcher, as flash_attn_func calls it for plain tensors on a GPU."""
-    return autograd.AttentionFunction.apply(
-        *tensors, ((0.4, True, False, ""), return_lse, deterministic)
+    return autograd.differentiable_attention(
+        *tensors, (0.4, True, False, ""), return_lse, deterministic
     )
 
 

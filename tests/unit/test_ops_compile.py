@@ -161,8 +161,8 @@ def test_a_compiled_block_trains_as_the_block_itself() -> None:
 
 def beside_dispatcher(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The layer as it runs for plain tensors on a GPU."""
-    o: torch.Tensor = autograd.AttentionFunction.apply(
-        q * 2, k, v, ((None, True, False, ""), False, False)
+    o: torch.Tensor = autograd.differentiable_attention(
+        q * 2, k, v, (None, True, False, ""), False, False
     )
     return o.float().square().sum(-1)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_autotuner import settings
+from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.attention.torch_op import FORWARD_OP
 from attention_autotuner.api.shared import launch, planning
@@ -148,6 +148,29 @@ def test_every_run_of_a_compiled_graph_but_the_first_is_recognised(
     assert seen == [True]
     for table in tables:
         table.clear()
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_an_eager_call_like_an_earlier_one_runs_its_plan_at_once(
+    monkeypatch: pytest.MonkeyPatch, differentiable: bool
+) -> None:
+    attention_plan.FORWARD_REPLAYS._plans.clear()
+    q, k, v = (torch.randn(SHAPE, dtype=torch.float16, requires_grad=differentiable) for _ in "qkv")
+    outputs = [launch.output(q, v), launch.contiguous("lse", SHAPE[:3], torch.float32)]
+    inputs = {"q": q, "k": k, "v": v}
+    known = launch.Plan(None, None, inputs=inputs, outputs=outputs, in_force=settings.current())
+    right = flash_attn_func(q, k, v).detach()
+    asked = ("eager", q.shape, k.shape, differentiable, OPTIONS, differentiable)
+    with monkeypatch.context() as patch:
+        patch.setattr(Replays, "takes", lambda *_: True)
+        attention_plan.FORWARD_REPLAYS.remember(asked, known, q, k, v)
+    monkeypatch.setattr(launch, "current_device", lambda: -1)
+    o = flash_attn_func(q, k, v)
+    assert not o.any()
+    assert o.requires_grad is differentiable
+    with torch.inference_mode(), torch.overrides.BaseTorchFunctionMode():
+        torch.testing.assert_close(flash_attn_func(q, k, v), right)
+    torch.testing.assert_close(flash_attn_func(q, k, v, causal=True)[:, :, -1], right[:, :, -1])
 
 
 def test_tensors_on_the_cpu_are_never_replayed(plan: launch.Plan) -> None:

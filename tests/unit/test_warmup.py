@@ -14,7 +14,7 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import settings
-from attention_autotuner.api.attention.autograd import AttentionFunction
+from attention_autotuner.api.attention.autograd import differentiable_attention
 from attention_autotuner.api.shared import launch, planning, warming
 from attention_autotuner.arch import A100, naming
 from attention_autotuner.codegen import obtain
@@ -132,7 +132,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[str, Any]:
         options = (None, False, False, "")
-        return {"o": AttentionFunction.apply(x * self.scale, x, x, (options, False, False)), "n": 3}
+        return {"o": differentiable_attention(x * self.scale, x, x, options, False, False), "n": 3}
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")

@@ -116,6 +116,20 @@ def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries
     assert "stored_raster" in POLICY.default(one_block).knobs.label
 
 
+@pytest.mark.parametrize(
+    ("seqlen", "keys", "heads_kv", "stay"),
+    [(16384, 1024, 16, True), (16384, 4096, 16, False), (16384, 1024, 4, False)],
+)
+def test_ctas_stay_where_a_window_leaves_blocks_even(
+    seqlen: int, keys: int, heads_kv: int, stay: bool
+) -> None:
+    shape = with_dims((128, 128), batch=1, seqlen_q=seqlen, seqlen_k=seqlen, causal=True)
+    problem = replace(shape, heads_kv=heads_kv, window_size=(keys - 1, -1))
+    assert knobs_of(POLICY.default(problem)).persistent is stay
+    ordered = POLICY.default(replace(problem, deterministic=True))
+    assert not knobs_of(ordered).persistent
+
+
 def test_by_turns_is_offered_with_gathered_stores_at_112_columns() -> None:
     labels = {c.knobs.label for c in offered(with_dims((112, 112), causal=True))}
     assert "fused_keys_g2c64t3x2_keys2bulk_lpt_early_gathered" in labels

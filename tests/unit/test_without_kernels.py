@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, retention_func, retnet_attn_func, settings
-from attention_autotuner.api.attention.autograd import AttentionFunction
+from attention_autotuner.api.attention.autograd import differentiable_attention
 from attention_autotuner.api.retention import plan as retention_plan
 from attention_autotuner.api.retention.autograd import RetentionFunction
 from attention_autotuner.api.retention.checks import Forward
@@ -92,12 +92,12 @@ def by_mask(q: Any, k: Any, v: Any, mask: Any, log2: Any, gamma: Any) -> Any:
 CALLS: dict[str, tuple[bool, Callable[..., Any], Callable[..., Any]]] = {
     "attention": (
         False,
-        lambda *x: AttentionFunction.apply(*x, (PLAIN, True, False)),
+        lambda q, k, v: differentiable_attention(q, k, v, PLAIN, True, False),
         lambda *x: flash_attn_func(*x, return_lse=True),
     ),
     "attention, o alone": (
         False,
-        lambda *x: AttentionFunction.apply(*x, (PLAIN, False, True)),
+        lambda q, k, v: differentiable_attention(q, k, v, PLAIN, False, True),
         flash_attn_func,
     ),
     "retnet": (
@@ -170,7 +170,8 @@ def test_strict_kernels_and_other_errors_raise(machine: Machine, error: Exceptio
 
 def call_pinned(*configs: Any) -> Any:
     options = (None, False, False, pinning.pinned_name("A100", configs))
-    return AttentionFunction.apply(*tensors(), (options, False, False))
+    q, k, v = tensors()
+    return differentiable_attention(q, k, v, options, False, False)
 
 
 def test_a_pinned_candidate_or_an_error_serves(machine: Machine) -> None:

@@ -6,6 +6,7 @@ sequence lengths. The gradients can be differentiated again, by the reference fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..shared.second_order import notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
 from .checks import Options, refuse_bounded
-from .plan import Gradients
+from .plan import AnyPlan, Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
 
 
@@ -27,17 +28,12 @@ def save_for_backward(
 ) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    _keep(ctx, (*call[:3], *output), call[3:7], call.deterministic)
-    ctx.return_lse = call.return_lse
-    ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
-
-
-def _keep(ctx: Any, tensors: tuple[Gradient, ...], options: Options, deterministic: bool) -> None:
-    """Keep q, k, v, O and LSE, and what else belongs to them."""
-    ctx.save_for_backward(*tensors)
-    ctx.options, ctx.deterministic = options, deterministic
+    ctx.save_for_backward(*call[:3], *output)
+    ctx.options, ctx.deterministic = call[3:7], call.deterministic
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
+    ctx.return_lse = call.return_lse
+    ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
 
 
 def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
@@ -53,17 +49,23 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
             # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
             # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
             _, lse = FORWARD_OP(q, k, v, *ctx.options, True, ctx.deterministic)
-        return of_arguments(Forward, *_through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse))
+        saved = (q, k, v, o, lse)
+        gradients = _through_dispatcher(grad_o, grad_lse, saved, ctx.options, ctx.deterministic)
+        return of_arguments(Forward, *gradients)
 
 
 def _through_dispatcher(
-    ctx: Any, grad_o: Gradient, grad_lse: Gradient, *saved: torch.Tensor
+    grad_o: Gradient,
+    grad_lse: Gradient,
+    saved: Sequence[torch.Tensor],
+    options: Options,
+    deterministic: bool,
 ) -> Gradients:
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
-    gradients: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.options, ctx.deterministic)
+    gradients: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *options, deterministic)
     return gradients
 
 
@@ -101,7 +103,7 @@ class AttentionFunction(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        call: tuple[Options, bool, bool],
+        call: tuple[AnyPlan, Options, bool, bool],
     ) -> Any:
         """Launch the kernel and keep what the gradient needs, LSE among it.
 
@@ -110,12 +112,14 @@ class AttentionFunction(torch.autograd.Function):
             q: as :func:`flash_attn_func` takes it, as are k and v.
             k: see q.
             v: see q.
-            call: the options, whether LSE is wanted, and whether the gradients must be deterministic.
+            call: the plan, which gives LSE, the options, whether the caller wants LSE, and whether the gradients must
+                be deterministic.
         """
-        options, return_lse, deterministic = call
-        o, lse = attention_plan.plain_forward(q, k, v, options, True)
-        _keep(ctx, (q, k, v, o, lse), options, deterministic)
-        return (o, lse) if return_lse else o
+        o, lse = call[0].run(q, k, v)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return (o, lse) if call[2] else o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
@@ -123,20 +127,34 @@ class AttentionFunction(torch.autograd.Function):
         if grad_o is None and grad_lse is None:
             return (None, None, None, None)
         saved = ctx.saved_tensors
+        plan, options, _, deterministic = ctx.call
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
-        with settings_of(ctx):
+        with settings_of(plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
-                gradients = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
+                gradients = _through_dispatcher(grad_o, grad_lse, saved, options, deterministic)
             elif grad_o is None or grad_lse is not None:
-                arguments = (*saved, ctx.options, ctx.deterministic)
+                arguments = (*saved, options, deterministic)
                 gradients = attention_plan.attention_backward(grad_o, grad_lse, *arguments)
             else:
-                tensors = (grad_o, *saved)
-                gradients = attention_plan.plain_backward(tensors, ctx.options, ctx.deterministic)
+                gradients = attention_plan.plain_backward((grad_o, *saved), options, deterministic)
         return (*gradients, None)
 
 
 apply_attention = applier(AttentionFunction)
+
+
+def differentiable_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: Options,
+    return_lse: bool,
+    deterministic: bool,
+) -> Any:
+    """O, and LSE where it is wanted, of plain tensors that no earlier call had the like of."""
+    plan = attention_plan.plain_plan("eager", q, k, v, options, True)
+    return apply_attention(q, k, v, (plan, options, return_lse, deterministic))
+
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
 differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

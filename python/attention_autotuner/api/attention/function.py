@@ -15,7 +15,7 @@ from ..shared.options import TensorLayout
 from . import checks as attention_checks
 from . import modified as attention_modified
 from . import plan as attention_plan
-from .autograd import apply_attention
+from .autograd import apply_attention, differentiable_attention
 from .modified import Asked
 from .torch_op import FORWARD_OP
 
@@ -165,6 +165,29 @@ def flash_attn_func(
         or document_ids is not None
         or (type(softcap) is not float or softcap != 0.0)
     )
+    if not (modified or bounds or layout is not options.BHSD) and (
+        type(q) in plain.PLAIN_TYPES
+        and type(k) in plain.PLAIN_TYPES
+        and type(v) in plain.PLAIN_TYPES
+        and not torch.compiler.is_compiling()
+        and not plain.is_watched()
+        and not (q.is_nested or k.is_nested or v.is_nested)  # which have no shape
+    ):
+        # A call like an earlier one, of which all else is known.
+        name = "" if device_type is None else naming.policy_name(device_type)
+        arguments = (softmax_scale, causal, top_left, name)
+        differentiable = torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad
+        )
+        wanted = return_lse or differentiable
+        plan = attention_plan.known_plan("eager", q, k, v, arguments, wanted)
+        if plan is not None:
+            if differentiable:
+                if deterministic is None:
+                    deterministic = torch.are_deterministic_algorithms_enabled()
+                return apply_attention(q, k, v, (plan, arguments, return_lse, deterministic))
+            results = plan.run(q, k, v)
+            return (results[0], results[1]) if return_lse else results[0]
     addresses = None
     if not (torch.compiler.is_compiling() or modified or (bounds and torch.is_grad_enabled())):
         addresses = plain.addresses(q, k, v, *bounds.values())
@@ -219,9 +242,9 @@ def flash_attn_func(
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        return apply_attention(q, k, v, (arguments, return_lse, deterministic))
+        return differentiable_attention(q, k, v, arguments, return_lse, deterministic)
     if bounds:
         o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
-    else:
-        o, lse = attention_plan.plain_forward(q, k, v, arguments, return_lse)
-    return (o, lse) if return_lse else o
+        return (o, lse) if return_lse else o
+    results = attention_plan.plain_plan("eager", q, k, v, arguments, return_lse).run(q, k, v)
+    return (results[0], results[1]) if return_lse else results[0]

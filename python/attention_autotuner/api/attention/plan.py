@@ -27,6 +27,8 @@ Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks and of a bias table
 Caller = Literal["eager", "graph"]  # the same tensors may look different to torch in each
 
+AnyPlan = launch.Plan | launch.ReferencePlan
+
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
 FORWARD_REPLAYS = Replays("attention", "forward")
@@ -68,31 +70,47 @@ def attention_forward(
     return results[0], results[1] if return_lse else None
 
 
-def plain_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
-) -> Outputs:
-    """Attention forward as :func:`attention_forward` has it, of tensors that need no dispatcher."""
-    results = replayed_forward("eager", q, k, v, options, return_lse)
-    assert results is not None
-    return results[0], results[1] if return_lse else None
-
-
-def replayed_forward(
+def known_plan(
     caller: Caller,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     options: Options,
     return_lse: bool,
-) -> list[torch.Tensor] | None:
-    """O, and LSE where it is wanted; None where a call in a compiled graph has tensors that need the dispatcher."""
+) -> AnyPlan | None:
+    """The forward plan of a call like an earlier one, whose tensors need no dispatcher therefore; None of others."""
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
-    plan: launch.Plan | launch.ReferencePlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
+    return FORWARD_REPLAYS.find(asked, q, k, v)
+
+
+def plain_plan(
+    caller: Caller,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: Options,
+    return_lse: bool,
+) -> AnyPlan:
+    """The forward plan of a call whose tensors need no dispatcher, for :func:`known_plan` from now on."""
+    plan = _forward_plan(q, k, v, options, return_lse, {}, None, {})
+    asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
+    FORWARD_REPLAYS.remember(asked, plan, q, k, v)
+    return plan
+
+
+def replayed_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: Options,
+    return_lse: bool,
+) -> list[torch.Tensor] | None:
+    """O, and LSE where it is wanted, of a call in a compiled graph; None where its tensors need the dispatcher."""
+    plan = known_plan("graph", q, k, v, options, return_lse)
     if plan is None:
-        if caller == "graph" and not FORWARD_REPLAYS.takes(q, k, v):
+        if not FORWARD_REPLAYS.takes(q, k, v):
             return None
-        plan = _forward_plan(q, k, v, options, return_lse, {}, None, {})
-        FORWARD_REPLAYS.remember(asked, plan, q, k, v)
+        plan = plain_plan("graph", q, k, v, options, return_lse)
     return plan.run(q, k, v)
 
 
@@ -105,7 +123,7 @@ def _forward_plan(
     bounds: Mapping[str, torch.Tensor | None],
     modifiers: Modifiers | None,
     values: Mapping[str, torch.Tensor],
-) -> launch.Plan | launch.ReferencePlan:
+) -> AnyPlan:
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, bounds.values()),
@@ -210,7 +228,7 @@ def replayed_backward(
     """
     grad_o, q, k, v, o, lse = tensors
     asked = (caller, q.shape, k.shape, q.requires_grad, options, deterministic)
-    plan: launch.Plan | launch.ReferencePlan | None = BACKWARD_REPLAYS.find(asked, *tensors)
+    plan: AnyPlan | None = BACKWARD_REPLAYS.find(asked, *tensors)
     if plan is None:
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
@@ -227,7 +245,7 @@ def _backward_plan(
     modifiers: Modifiers | None,
     values: Mapping[str, torch.Tensor],
     bias_gradient: bool,
-) -> launch.Plan | launch.ReferencePlan:
+) -> AnyPlan:
     grad_o, grad_lse, q, k, v, o, lse = tensors
     key = (
         launch.signature_of_three(q, k, v),
@@ -283,7 +301,7 @@ def _plan_of(
     copies: Sequence[str] = (),
     modifiers: Modifiers | None = None,
     **named: Any,
-) -> launch.Plan | launch.ReferencePlan:
+) -> AnyPlan:
     q, k, v = (inputs[name] for name in "qkv")
     softmax_scale, device_type = options[0], options[3]
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale

@@ -74,7 +74,7 @@ def _forward_replayed(*fields: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     if seqlens_k is not None or starts_k is not None:
         return None
     options = (scale, causal, top_left, device_type)
-    results = attention_plan.replayed_forward("graph", q, k, v, options, return_lse)
+    results = attention_plan.replayed_forward(q, k, v, options, return_lse)
     return None if results is None else (results[0], results[1] if return_lse else nothing(q))
 
 

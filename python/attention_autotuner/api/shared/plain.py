@@ -54,20 +54,25 @@ def notice(message: str) -> None:
     _log.warning(message)
 
 
-def addresses(*tensors: Any) -> list[int] | None:
-    """Where tensors lie, if the dispatcher would do no more with them than call our kernel; None is passed over.
-
-    None for anything unusual: arrays, subclasses, fake tensors, modes, functorch's transforms, tracing, and tensors
-    whose values are not what lies in strided memory. Asking for their dispatch keys would say the same of those at
-    three times the price.
-    """
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
+def is_watched() -> bool:
+    """Return True where torch lets something else see calls: modes, functorch's transforms, tracing, dual numbers."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._is_tracing()
         or forward_ad._current_level >= 0
-    ):
+    )
+
+
+def addresses(*tensors: Any) -> list[int] | None:
+    """Where tensors lie, if the dispatcher would do no more with them than call our kernel; None is passed over.
+
+    None for anything unusual: arrays, subclasses, fake tensors, what :func:`is_watched` says, and tensors whose values
+    are not what lies in strided memory. Asking for their dispatch keys would say the same of those at three times the
+    price.
+    """
+    if is_watched():
         return None
     result = []
     try:
@@ -135,8 +140,8 @@ def pinned_name(
     return pinning.pinned_name(device_type, config)
 
 
-def settings_of(ctx: Any) -> AbstractContextManager[None]:
-    """Inside it the settings of the forward call, kept as ``ctx.settings``, are in force."""
-    if torch.compiler.is_compiling() or settings.current() is ctx.settings:
+def settings_of(holder: Any) -> AbstractContextManager[None]:
+    """Inside it the settings of the forward call, kept as ``holder.settings``, are in force."""
+    if torch.compiler.is_compiling() or settings.current() is holder.settings:
         return _UNCHANGED
-    return settings.adopted(ctx.settings)
+    return settings.adopted(holder.settings)

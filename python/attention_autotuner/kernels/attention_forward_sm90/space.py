@@ -75,7 +75,8 @@ class Preference:
         block_n: key rows of a step, the first legal one.
         ping_pong: as the knob.
         least_keys: tokens of K from which it holds, without and with a causal mask; None: never.
-        modifications: it holds for problems with these, or some of them, and no others; None: for all.
+        modifications: it holds for problems with these, or some of them, and no others; where empty, for those
+            without; None: for all.
         claims: CTAs claim tiles without a causal mask, too, where there are more tiles than SMs.
     """
 
@@ -96,7 +97,9 @@ class Preference:
         if least is None or problem.seqlen_k < least:
             return False
         modified = frozenset(problem.compiled_modifications)
-        return self.modifications is None or (bool(modified) and modified <= self.modifications)
+        if self.modifications is None or not modified:
+            return not self.modifications
+        return modified <= self.modifications
 
 
 STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
@@ -132,6 +135,18 @@ PREFERENCES: tuple[Preference, ...] = (
         ping_pong=True,
         least_keys=(None, 0),
         modifications=frozenset(("bias_table",)),
+    ),
+    *(
+        Preference(
+            dim_qk=128,
+            dim_v=128,
+            plan=(3, "serial"),
+            block_n=(80,),
+            ping_pong=True,
+            least_keys=(None, 4096),
+            modifications=modifications,
+        )
+        for modifications in (frozenset[str](), frozenset(("softcap",)))
     ),
     Preference(
         dim_qk=128,
