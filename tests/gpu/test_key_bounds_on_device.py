@@ -64,6 +64,22 @@ def test_the_kernels_of_wgmma(pool: KernelPool, case: BoundedCase, device: torch
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_gradients_are_those_of_the_seen_keys(causal: bool, device: torch.device) -> None:
+    """Beside the reference on the CPU, with NaN beyond the bounds."""
+    starts, ends = make_bounds(PROBLEM.seqlen_k, device)
+    tensors = make_tensors(PROBLEM, starts, ends)
+    results = []
+    for place in (device, torch.device("cpu")):
+        q, k, v = (x.detach().to(place).requires_grad_() for x in tensors)
+        bounds: dict[str, Any] = {"seqlens_k": ends.to(place), "starts_k": starts.to(place)}
+        o = flash_attn_func(q, k, v, causal=causal, **bounds)
+        gradients = torch.autograd.grad(o.float().square().sum(), (q, k, v))
+        results.append([x.detach().cpu() for x in (o, *gradients)])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_a_graph_follows_the_bounds(causal: bool, device: torch.device) -> None:
     starts, ends = make_bounds(PROBLEM.seqlen_k, device)
     tensors = make_tensors(PROBLEM, starts, ends)

@@ -117,11 +117,76 @@ def test_what_is_no_bound_is_refused(name: str, bound: Any, message: str) -> Non
         flash_attn_func(*make_tensors(PROBLEM, STARTS, ENDS), **{name: bound})
 
 
-def test_the_missing_backward_says_so() -> None:
+@pytest.mark.parametrize(
+    "bent",
+    [
+        {},
+        {"causal": True},
+        {"causal": True, "window_size": (5, 2), "layout": "bshd"},
+        {"softcap": 3.0, "sinks": torch.linspace(-1.0, 1.0, 4)},
+        {"causal": True, "alibi_slopes": torch.linspace(0.1, 0.5, 16).view(4, 4)},
+    ],
+    ids=lambda bent: "-".join(bent) or "plain",
+)
+@pytest.mark.parametrize("names", [("seqlens_k",), ("starts_k",), ("seqlens_k", "starts_k")])
+def test_gradients_are_those_of_every_entrys_own_keys(
+    bent: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    turned = bent.get("layout") == "bshd"
+    shapes = ((4, 4, 9, 16), (4, 2, 23, 16), (4, 2, 23, 8))
+    leaves = [torch.randn(shape, generator=generator).half() for shape in shapes]
+    leaves = [x.transpose(1, 2) if turned else x for x in leaves]
+    bounds: dict[str, Any] = {
+        "seqlens_k": torch.tensor([23, 11, 0, 5]),
+        "starts_k": torch.tensor([-4, 3, 2, 7]),
+    }
+    bounds = {name: bounds[name].int() for name in names}
+    firsts = bounds.get("starts_k", torch.zeros(4)).clamp(0, 23).int().tolist()
+    ends = bounds.get("seqlens_k", torch.full((4,), 23)).tolist()
+
+    def by_entry(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        pairs = []
+        for b, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+            seen = slice(first, max(first, end))
+            k_seen, v_seen = (
+                x[b : b + 1, seen] if turned else x[b : b + 1, :, seen] for x in (k, v)
+            )
+            mine = {n: x[b : b + 1] if n == "alibi_slopes" else x for n, x in bent.items()}
+            pairs.append(flash_attn_func(q[b : b + 1], k_seen, v_seen, return_lse=True, **mine))
+        return tuple(map(torch.cat, zip(*pairs, strict=True)))
+
+    def all_at_once(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flash_attn_func(q, k, v, return_lse=True, **bounds, **bent)
+
+    results = []
+    for call in (all_at_once, by_entry):
+        inputs = [x.clone().requires_grad_() for x in leaves]
+        o, lse = call(*inputs)
+        loss = o.float().square().sum() + lse[lse.isfinite()].sum()
+        results.append((o, lse, *torch.autograd.grad(loss, inputs)))
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-3)
+    with torch.no_grad():
+        alone = all_at_once(*leaves)[0]
+    assert alone.stride() == results[0][0].stride()
+    torch.testing.assert_close(alone, results[0][0].detach(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attn_mask": torch.zeros(1)}, "no backward beside attn_mask"),
+        ({"starts_k": STARTS, "causal_alignment": "top_left"}, "'top_left' has no backward"),
+        ({"seqlens_k": ENDS.long()}, r"must be torch.int32, got torch.int64"),
+    ],
+)
+def test_bounded_gradients_that_there_are_not_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     q, k, v = (x.requires_grad_() for x in make_tensors(PROBLEM, STARTS, ENDS))
-    o = flash_attn_func(q, k, v, seqlens_k=ENDS)
-    with pytest.raises(UnsupportedProblemError, match="seqlens_k or starts_k has no backward yet"):
-        o.sum().backward()
+    with pytest.raises(UnsupportedProblemError, match=message):
+        flash_attn_func(q, k, v, causal=True, **{"seqlens_k": ENDS, **options})
 
 
 def test_a_compiled_call_takes_other_bounds() -> None:

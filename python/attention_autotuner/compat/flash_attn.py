@@ -178,7 +178,33 @@ def flash_attn_with_kvcache(
         cache_seqlens = cache_seqlens + k.shape[1]
     bounds: Any = {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
     wanted: Any = {"causal": causal, "return_lse": return_softmax_lse}
-    return attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds, **bent)
+    with torch.no_grad():  # or it would be packed, which has a gradient and takes longer
+        results = attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds, **bent)
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k_cache, v_cache))):
+        return results
+    o, *others = results if return_softmax_lse else (results,)
+    o = _NoGradient.apply(o, q, k_cache, v_cache)  # type: ignore[no-untyped-call]  # torch's own
+    return (o, *others) if return_softmax_lse else o
+
+
+class _NoGradient(torch.autograd.Function):
+    """Says so where a gradient of a result is asked for."""
+
+    @staticmethod
+    def forward(_: Any, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the result as a function of the inputs."""
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> Any:
+        """Refuse.
+
+        Raises:
+            UnsupportedProblemError: always.
+        """
+        raise UnsupportedProblemError(
+            "flash_attn_with_kvcache has no backward: call it under torch.no_grad()"
+        )
 
 
 def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, ends: torch.Tensor) -> None:

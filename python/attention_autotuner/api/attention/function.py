@@ -16,6 +16,7 @@ from . import checks as attention_checks
 from . import modified as attention_modified
 from . import plan as attention_plan
 from .autograd import apply_attention, differentiable_attention
+from .bounded import attention_by_packing
 from .modified import Asked
 from .torch_op import FORWARD_OP
 
@@ -79,7 +80,9 @@ def flash_attn_func(
             ``starts_k[b] <= j < seqlens_k[b]`` alone, whatever memory holds beyond. Both are clamped to
             ``[0, seqlen_k]``, and read when the kernel runs, so that a captured graph follows them. A bottom-right
             diagonal hangs at ``seqlens_k[b]``: there row i sees ``j <= i + seqlens_k[b] - seqlen_q``. An entry
-            without keys gives 0. There is no gradient yet. None is ``seqlen_k``.
+            without keys gives 0. Gradients come from packed sequences, for which q, k and v are copied unless they lie
+            as ``[batch, seqlen, heads, dim]``; there is none beside attn_mask, prefix_lens and document_ids, nor with
+            starts_k of a top-left diagonal. None is ``seqlen_k``.
         starts_k: first keys, likewise, for padding on the left. None is 0.
         window_size: keys that row i sees before and after its diagonal, the key ``i + offset``, both included; -1 for
             no bound. ``causal`` holds besides: a window of the last 1024 keys is ``causal=True`` with ``(1023, 0)``.
@@ -222,6 +225,20 @@ def flash_attn_func(
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or v.requires_grad
         )
+        if bounds and (
+            differentiable
+            or (torch.is_grad_enabled() and any(x.requires_grad for x in values.values()))
+        ):
+            return attention_by_packing(
+                *(q, k, v, bounds, values, device_type),
+                causal=causal,
+                softmax_scale=softmax_scale,
+                causal_alignment=causal_alignment,
+                window_size=window_size,
+                softcap=softcap,
+                return_lse=return_lse,
+                deterministic=deterministic,
+            )
         wanted = return_lse or differentiable
         arguments = (softmax_scale, causal, top_left, policy)
         if modified:
