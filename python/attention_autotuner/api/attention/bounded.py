@@ -31,7 +31,7 @@ def attention_by_packing(
     return_lse: bool,
     **options: Any,
 ) -> Any:
-    """O, and LSE where it is wanted, as :func:`.flash_attn_func` has them, differentiable.
+    """Differentiable O, and LSE where it is wanted, as :func:`.flash_attn_func` has them.
 
     Args:
         q: as :func:`.flash_attn_func` takes it, as are k and v; tensors in the layout ``"bhsd"``.
@@ -45,7 +45,8 @@ def attention_by_packing(
         options: others of :func:`.flash_attn_varlen_func`.
 
     Raises:
-        UnsupportedProblemError: a bound is none, or there is something besides that packed sequences do not take.
+        UnsupportedProblemError: a bound is not int32 ``[batch]``, or packed sequences do not take what is asked for
+            beside it.
     """
     checks.check_tensors(q, k, v)
     attention_checks.check_bounds(q, **bounds)
