@@ -173,6 +173,30 @@ def test_an_eager_call_like_an_earlier_one_runs_its_plan_at_once(
     torch.testing.assert_close(flash_attn_func(q, k, v, causal=True)[:, :, -1], right[:, :, -1])
 
 
+def test_an_eager_call_of_a_new_kind_is_recognised_next_time(
+    replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[launch.Plan] = []
+
+    def plan_of(*_: object, **named: Any) -> launch.Plan:
+        inputs, outputs = named["inputs"], named["outputs"]
+        made.append(
+            launch.Plan(None, None, inputs=inputs, outputs=outputs, in_force=settings.current())
+        )
+        return made[-1]
+
+    monkeypatch.setattr(launch, "current_device", lambda: -1)
+    monkeypatch.setattr(planning, "plan_of", plan_of)
+    attention_plan.FORWARD_PLANS.clear()
+    q, k, v = (torch.randn(SHAPE, dtype=torch.float16) for _ in "qkv")
+    for _ in range(2):
+        assert not flash_attn_func(q, k, v).any()
+        assert len(made) == 1
+    asked = ("eager", q.shape, k.shape, False, OPTIONS, False)
+    assert replays.find(asked, q, k, v) is made[0]
+    attention_plan.FORWARD_PLANS.clear()
+
+
 def test_tensors_on_the_cpu_are_never_replayed(plan: launch.Plan) -> None:
     memory, x = attention_plan.FORWARD_REPLAYS, torch.randn(SHAPE)
     assert not memory.takes(x)

@@ -235,7 +235,7 @@ def _inspected_mask(
         return dense()
     if _PACKED in names:
         return _of_neighbors(mask_function, batch, q_length, device)
-    # Bounds have no gradients; without any, the faster kernels of more GPUs have them.
+    # Gradients of bounds copy tensors that do not lie as rows; without any, the faster kernels of more GPUs have them.
     packed = both_sides or (torch.is_grad_enabled() and (square or not diagonal))
     starts, ends = [0] * batch, [end] * batch
     if attention_mask is not None:

@@ -151,8 +151,8 @@ def differentiable_attention(
     return_lse: bool,
     deterministic: bool,
 ) -> Any:
-    """O, and LSE where it is wanted, of plain tensors that no earlier call had the like of."""
-    plan = attention_plan.plain_plan("eager", q, k, v, options, True)
+    """O, and LSE where it is wanted, of plain tensors whose plan has not been looked for."""
+    plan = attention_plan.plain_plan(q, k, v, options, True)
     return apply_attention(q, k, v, (plan, options, return_lse, deterministic))
 
 

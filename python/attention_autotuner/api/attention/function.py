@@ -156,8 +156,8 @@ def flash_attn_func(
         )
     bounds = {}
     if seqlens_k is not None or starts_k is not None:
-        named = {"seqlens_k": seqlens_k, "starts_k": starts_k}
-        bounds = {name: x for name, x in named.items() if x is not None}
+        both = {"seqlens_k": seqlens_k, "starts_k": starts_k}
+        bounds = {name: x for name, x in both.items() if x is not None}
     modified = (
         window_size != NO_WINDOW
         or alibi_slopes is not None
@@ -176,14 +176,14 @@ def flash_attn_func(
         and not plain.is_watched()
         and not (q.is_nested or k.is_nested or v.is_nested)  # which have no shape
     ):
-        # A call like an earlier one, of which all else is known.
+        # A call of a kind that is recognised next time, or was: all else is known of it then.
         name = "" if device_type is None else naming.policy_name(device_type)
         arguments = (softmax_scale, causal, top_left, name)
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or v.requires_grad
         )
         wanted = return_lse or differentiable
-        plan = attention_plan.known_plan("eager", q, k, v, arguments, wanted)
+        plan = attention_plan.replayed_plan("eager", q, k, v, arguments, wanted)
         if plan is not None:
             if differentiable:
                 if deterministic is None:
@@ -200,21 +200,21 @@ def flash_attn_func(
         values["bias"] = bias
         values |= {"prefix_lens": prefix_lens, "document_ids": document_ids}
         values = {name: x for name, x in values.items() if x is not None}
+        named: dict[str, Any] = {
+            "causal": causal,
+            "softmax_scale": softmax_scale,
+            "causal_alignment": causal_alignment,
+            "window_size": window_size,
+            "softcap": softcap,
+            "return_lse": return_lse,
+            "deterministic": deterministic,
+        }
         if layout is not options.BHSD or not all(
             isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())
         ):
+            tensors = {"q": q, "k": k, "v": v, **bounds, **values}
             return options.call_with_views(
-                flash_attn_func,
-                layout,
-                {"q": q, "k": k, "v": v, **bounds, **values},
-                window_size=window_size,
-                softcap=softcap,
-                device_type=device_type,
-                causal=causal,
-                softmax_scale=softmax_scale,
-                causal_alignment=causal_alignment,
-                return_lse=return_lse,
-                deterministic=deterministic,
+                flash_attn_func, layout, tensors, device_type=device_type, **named
             )
         checks.check_places(q=q, k=k, v=v, **bounds)
         plain.refuse_tangents(q, k, v, op="attention")
@@ -229,16 +229,7 @@ def flash_attn_func(
             differentiable
             or (torch.is_grad_enabled() and any(x.requires_grad for x in values.values()))
         ):
-            return attention_by_packing(
-                *(q, k, v, bounds, values, device_type),
-                causal=causal,
-                softmax_scale=softmax_scale,
-                causal_alignment=causal_alignment,
-                window_size=window_size,
-                softcap=softcap,
-                return_lse=return_lse,
-                deterministic=deterministic,
-            )
+            return attention_by_packing(q, k, v, bounds, values, device_type, **named)
         wanted = return_lse or differentiable
         arguments = (softmax_scale, causal, top_left, policy)
         if modified:
@@ -260,8 +251,5 @@ def flash_attn_func(
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
         return differentiable_attention(q, k, v, arguments, return_lse, deterministic)
-    if bounds:
-        o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
-        return (o, lse) if return_lse else o
-    results = attention_plan.plain_plan("eager", q, k, v, arguments, return_lse).run(q, k, v)
-    return (results[0], results[1]) if return_lse else results[0]
+    o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
+    return (o, lse) if return_lse else o

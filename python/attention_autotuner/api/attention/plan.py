@@ -70,7 +70,14 @@ def attention_forward(
     return results[0], results[1] if return_lse else None
 
 
-def known_plan(
+def plain_plan(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
+) -> AnyPlan:
+    """The forward plan of a call with nothing but tensors and options, as :func:`attention_forward` has these."""
+    return _forward_plan(q, k, v, options, return_lse, {}, None, {})
+
+
+def replayed_plan(
     caller: Caller,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -78,40 +85,13 @@ def known_plan(
     options: Options,
     return_lse: bool,
 ) -> AnyPlan | None:
-    """The forward plan of a call like an earlier one, whose tensors need no dispatcher therefore; None of others."""
+    """The forward plan of a call whose tensors need no dispatcher, as an earlier one like it had; None of others."""
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
-    return FORWARD_REPLAYS.find(asked, q, k, v)
-
-
-def plain_plan(
-    caller: Caller,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    options: Options,
-    return_lse: bool,
-) -> AnyPlan:
-    """The forward plan of a call whose tensors need no dispatcher, for :func:`known_plan` from now on."""
-    plan = _forward_plan(q, k, v, options, return_lse, {}, None, {})
-    asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
-    FORWARD_REPLAYS.remember(asked, plan, q, k, v)
+    plan: AnyPlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
+    if plan is None and FORWARD_REPLAYS.takes(q, k, v):
+        plan = plain_plan(q, k, v, options, return_lse)
+        FORWARD_REPLAYS.remember(asked, plan, q, k, v)
     return plan
-
-
-def replayed_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    options: Options,
-    return_lse: bool,
-) -> list[torch.Tensor] | None:
-    """O, and LSE where it is wanted, of a call in a compiled graph; None where its tensors need the dispatcher."""
-    plan = known_plan("graph", q, k, v, options, return_lse)
-    if plan is None:
-        if not FORWARD_REPLAYS.takes(q, k, v):
-            return None
-        plan = plain_plan("graph", q, k, v, options, return_lse)
-    return plan.run(q, k, v)
 
 
 def _forward_plan(

@@ -74,8 +74,11 @@ def _forward_replayed(*fields: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     if seqlens_k is not None or starts_k is not None:
         return None
     options = (scale, causal, top_left, device_type)
-    results = attention_plan.replayed_forward(q, k, v, options, return_lse)
-    return None if results is None else (results[0], results[1] if return_lse else nothing(q))
+    plan = attention_plan.replayed_plan("graph", q, k, v, options, return_lse)
+    if plan is None:
+        return None
+    results = plan.run(q, k, v)
+    return results[0], results[1] if return_lse else nothing(q)
 
 
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,7 +30,7 @@ from .knobs import (
     DqShareSm90,
     IssueOrder,
 )
-from .resources import SWAPPED_BLOCK, BackwardPassSm90Shape, head_splits, shapes, smem_bytes
+from .resources import SWAPPED_BLOCK, BackwardPassSm90Shape, shapes, smem_bytes
 from .rules import PRUNING_PREDICATES, pass_of, passes_of
 
 # With the stages of what streams for S and for dP, and True where the rows' own operands stay in registers.
@@ -203,11 +203,14 @@ def _pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: Arch
         return False
     # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
     # d128, 158 us against 144.
-    candidate = Candidate.of(problem, knobs)
-    blocks = -(-problem.seqlen_k // shapes(candidate)[0].block_rows)
-    heads = problem.batch * problem.heads_kv * head_splits(problem, candidate)
-    even = blocks == 1 or not _is_uneven(problem, spec)
-    return even or blocks * heads >= STORED_WAVES * spec.num_sms
+    even = problem.seqlen_k <= KEYS_OF_FUSED or not _is_uneven(problem, spec)
+    return even or _has_waves(problem, spec)
+
+
+def _has_waves(problem: Problem, spec: ArchSpec) -> bool:
+    """True where SMs have so many blocks of keys of fused passes each that the last ones count little."""
+    blocks = -(-problem.seqlen_k // KEYS_OF_FUSED) * problem.heads_kv * problem.batch
+    return blocks >= STORED_WAVES * spec.num_sms
 
 
 def _may_queue(problem: Problem) -> bool:
@@ -231,11 +234,10 @@ def _is_narrow(problem: Problem, spec: ArchSpec) -> bool:
     modifications beside it, two passes and queued shares of dQ were not raced.
     """
     keys = problem.window_size[0] + 1
-    plain = set(problem.compiled_modifications) == {WINDOW} and not problem.deterministic
+    if problem.deterministic or not 0 < NARROW * keys <= problem.seqlen_k:
+        return False
     fused = max(problem.padded_dim_qk, problem.padded_dim_v) <= WIDE
-    blocks = -(-problem.seqlen_k // KEYS_OF_FUSED) * problem.heads_kv * problem.batch
-    even = 0 < NARROW * keys <= problem.seqlen_k and blocks >= STORED_WAVES * spec.num_sms
-    return plain and fused and even
+    return fused and set(problem.compiled_modifications) == {WINDOW} and _has_waves(problem, spec)
 
 
 def _points(

@@ -73,9 +73,6 @@ __device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32
     BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, group);
     consumer.mainloop();
     consumer.write();
-    if constexpr (T::kKeysDq && T::kBulkDq) {
-      if (lane_index() == 0) count_head<T>(consumer);
-    }
     tiles.next(consumer.end);
   }
 }
@@ -175,9 +172,6 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
         consumer.mainloop();
         consumer.write();
-        if constexpr (T::kKeysDq && T::kBulkDq) {
-          if (lane_index() == 0) count_head<T>(consumer);
-        }
         tiles.next(consumer.end);
       }
     }

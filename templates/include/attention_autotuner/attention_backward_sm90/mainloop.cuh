@@ -280,7 +280,12 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
   }
 
-  __device__ __forceinline__ void write() const { write_results<T>(*this); }
+  __device__ __forceinline__ void write() const {
+    write_results<T>(*this);
+    if constexpr (T::kKeysDq && T::kBulkDq) {
+      if (lane_index() == 0) count_head<T>(*this);
+    }
+  }
 };
 
 }  // namespace attention_autotuner::softmax_backward
