@@ -28,7 +28,7 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
     """The rows of one GPU's result files: operation, mode, baseline, shapes, and our speed over it.
 
     A baseline stands once in each direction of an operation: from a grid where it was raced there, else from the
-    layers of models. A backward pass that is timed in whole steps as well stands as a step.
+    layers of models.
     """
     rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for suite, document in ((suite, documents[suite]) for suite in SUBJECTS if suite in documents):
@@ -36,13 +36,12 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
         for name, figures in document["summary"].items():
             baseline, _, mode = name.partition(" ")
             title = document["baselines"].get(baseline)
-            stepped = mode == "backward" and f"{baseline} step" in document["summary"]
             other = (
                 title is None
                 or baseline in OWN
                 or (suite == "models" and baseline in ("fla", "compiled", "eager"))
             )
-            if other or stepped or mode == "autograd" or (operation, baseline, mode) in rows:
+            if other or mode == "autograd" or (operation, baseline, mode) in rows:
                 continue
             ratios = (figures["geometric_mean"], figures["min"])
             row = (SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios))
