@@ -30,20 +30,20 @@ MUTANTS = {
         "return (first + index) * T::kChunk;",
     ),
     "scores_of_other_sign": (
-        PRODUCER,
-        "return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));",
-        "return distance > 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));",
+        "sm90/chunk_factors.cuh",
+        "factors[i][e] = distance < 0 ? 0.0f : scale * exp2_approximate(log2_gamma * float(distance));",
+        "factors[i][e] = distance > 0 ? 0.0f : scale * exp2_approximate(log2_gamma * float(distance));",
     ),
     "scores_not_fenced": (PRODUCER, "fence_view_async_shared();", ""),
     "state_not_decayed": (
         MAINLOOP,
-        "this->scale_state(this->decay(length));",
-        "this->decay(length);",
+        "this->scale_state(this->decay(this->length(index)));",
+        "this->decay(this->length(index));",
     ),
     "factor_of_another_token": (
-        MAINLOOP,
-        "out[i] *= scale * this->power(float(maximum(length - 1 - token, 0)));",
-        "out[i] *= scale * this->power(float(maximum(length - token, 0)));",
+        PRODUCER,
+        "output_factors().store(up_to_end);",
+        "output_factors().store([this](int token, bool) { return power(float(T::kChunk - token)); });",
     ),
     "y_released_early": (
         MAINLOOP,

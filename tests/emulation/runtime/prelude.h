@@ -63,12 +63,12 @@ void launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t, void (*ker
 
 template <typename Value>
 Value shuffle(char const* what, unsigned mask, Value value, int from) {
-  static_assert(sizeof(Value) == 4);
+  static_assert(sizeof(Value) <= sizeof(Words::w));
   Words mine{};
-  std::memcpy(mine.w, &value, 4);
+  std::memcpy(mine.w, &value, sizeof(Value));
   Words const* const all = meet(what, mask, mine);
   if ((mask >> from & 1) == 0) fault("%s from lane %d, which is not in its mask %08x", what, from, mask);
-  std::memcpy(&value, all[from].w, 4);
+  std::memcpy(&value, all[from].w, sizeof(Value));
   return value;
 }
 inline uint32_t ballot(char const* what, unsigned mask, bool vote) {

@@ -14,7 +14,7 @@ from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
 from ..shared.super_chunks import SuperChunks
-from ..shared.workspace import layout_bytes, states_bytes
+from ..shared.workspace import SUM_BYTES, layout_bytes
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
 PART_DEPTH = 256  # of a warpgroup, at most
@@ -26,6 +26,7 @@ PACKED_REGISTERS = 8  # a part of the state, rounded
 REGISTERS_BESIDE = 32  # at least
 AMPLE_REGISTERS_BESIDE = 48
 SCORE_REGISTERS = (80, 72)  # of the warpgroup that scores: where there are enough, and else
+FACTOR_BYTES = 1024  # of tokens and of outputs
 MAX_LAUNCH_REGISTERS, MAX_STATE_REGISTERS = 248, 240
 SM_REGISTERS = 65536  # of every GPU that the family runs on
 
@@ -93,6 +94,7 @@ def smem_bytes(shape: ChunkSm90Shape) -> int:
         sm90_tiles.ALIGNMENT_BYTES
         + sm90_tiles.ELEMENT_BYTES * knobs.chunk * columns
         + sm90_tiles.BARRIER_BYTES
+        + FACTOR_BYTES
     )
 
 
@@ -105,8 +107,9 @@ def needs(shape: ChunkSm90Shape) -> KernelNeeds:
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of the states of super-chunks, where there are several."""
+    """Bytes of what pieces of super-chunks add to the state, in whole tiles, where there are several super-chunks."""
     shape = shape_of(candidate)
     knobs, heads = shape.knobs, problem.batch * problem.heads_q
     cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, heads * shape.slices)
-    return layout_bytes([states_bytes(problem, cut)]) if cut.supers > 1 else 0
+    state = SUM_BYTES * shape.depth * shape.slices * shape.columns
+    return layout_bytes([heads * cut.slots * state]) if cut.supers > 1 else 0

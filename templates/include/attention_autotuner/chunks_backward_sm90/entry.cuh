@@ -15,11 +15,13 @@
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/states.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
+#include "attention_autotuner/sm90/chunk_scan.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
@@ -57,8 +59,9 @@ struct ChunksBackwardSm90Entry {
         .then([&] {
           return prepare_kernel_of(chunks_backward_sm90<Gradients>, Gradients::kThreads, Gradients::kSmemBytes);
         })
-        .then([&] { return prepare_kernel_of(retention_scan<false>, kStateThreads, 0); })
-        .then([&] { return prepare_kernel_of(retention_scan<true>, kStateThreads, 0); })
+        .then([&] { return prepare_kernel_of(chunk_scan_sm90<false>, kScanThreads, 0); })
+        .then([&] { return prepare_kernel_of(chunk_scan_sm90<true>, kScanThreads, 0); })
+        .then([] { return EarlyLaunch::prepare(); })
         .then([&] { return prepare_kernel_of(retention_reduce_heads<Element>, kStateThreads, 0); })
         .then([&] { return prepare_kernel_of(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
         .then([&] { return prepare_gamma<States>(device); })
@@ -156,33 +159,33 @@ struct ChunksBackwardSm90Entry {
   static int ctas_of(ChunkArguments const& pass, Params const& p) {
     return p.batch * p.heads_q * pass.supers.divisor * T::kSlices;
   }
+  // `early`: it begins before the kernel of this call that is ahead of it has ended.
   template <typename T>
-  static int32_t launch_pass(ChunkArguments const& pass, Params const& p, Tensor const& x, Tensor const& y,
+  static int32_t launch_pass(bool early, ChunkArguments const& pass, Params const& p, Tensor const& x, Tensor const& y,
                              Tensor const& z, Tensor const& out, cudaStream_t stream) {
     ChunkBackwardArguments arguments;
     int32_t const status = describe<T>(arguments, pass, p, x, y, z, out);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const ctas = ctas_of<T>(pass, p);
-    chunks_backward_sm90<T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
-    return cuda_status(cudaGetLastError());
+    return EarlyLaunch::start(early, chunks_backward_sm90<T>, ctas, T::kThreads, T::kSmemBytes, stream, arguments);
   }
-  static int32_t launch_dq(ChunkArguments const& pass, Params const& p, cudaStream_t stream) {
-    return launch_pass<Dq>(pass, p, p.dout, p.v, p.k, p.dq, stream);
+  static int32_t launch_dq(bool early, ChunkArguments const& pass, Params const& p, cudaStream_t stream) {
+    return launch_pass<Dq>(early, pass, p, p.dout, p.v, p.k, p.dq, stream);
   }
   static int32_t launch_dk(ChunkArguments pass, Params const& p, float* partial, cudaStream_t stream) {
     pass.partial = partial;
-    return launch_pass<Dk>(pass, p, p.v, p.dout, p.q, p.dk, stream);
+    return launch_pass<Dk>(true, pass, p, p.v, p.dout, p.q, p.dk, stream);
   }
   static int32_t launch_dv(ChunkArguments pass, Params const& p, float* partial, cudaStream_t stream) {
     pass.partial = partial;
-    return launch_pass<Dv>(pass, p, p.k, p.q, p.dout, p.dv, stream);
+    return launch_pass<Dv>(true, pass, p, p.k, p.q, p.dout, p.dv, stream);
   }
 
   // States of super-chunks into `states`; of X and the output, which such a
   // pass has not, the tensors do not matter.
   template <typename T>
-  static int32_t launch_states(ChunkArguments pass, SuperChunks const& cut, float* states, float const* first,
-                               float* last, Params const& p, cudaStream_t stream) {
+  static int32_t launch_states(bool early, ChunkArguments pass, SuperChunks const& cut, float* states,
+                               float const* first, float* last, Params const& p, cudaStream_t stream) {
     int const left_out = last != nullptr ? 0 : T::kReversed ? cut.pieces : cut.slots - (cut.supers - 1) * cut.pieces;
     pass.super_chunk = cut.super_chunk / cut.pieces;
     pass.super_offset = T::kReversed ? left_out : 0;
@@ -190,15 +193,15 @@ struct ChunksBackwardSm90Entry {
     pass.last_slots = cut.slots;
     if (left_out < cut.slots) {
       pass.supers = Divider::by(cut.slots - left_out);
-      int32_t const status = T::kReversed ? launch_pass<T>(pass, p, p.k, p.q, p.dout, p.dv, stream)
-                                          : launch_pass<T>(pass, p, p.dout, p.v, p.k, p.dq, stream);
+      int32_t const status = T::kReversed ? launch_pass<T>(early, pass, p, p.k, p.q, p.dout, p.dv, stream)
+                                          : launch_pass<T>(early, pass, p, p.dout, p.v, p.k, p.dq, stream);
       if (status != ATTENTION_AUTOTUNER_OK) return status;
+      early = true;
     }
     int const elements = p.dim_qk * p.dim_v;
-    dim3 const grid(divide_up(elements, kStateThreads), p.batch * p.heads_q);
-    retention_scan<T::kReversed><<<grid, kStateThreads, 0, stream>>>(
-        states, first, last, p.log2_gamma, p.heads_q, cut.slots, left_out, elements, pass.super_chunk, p.seqlen);
-    return cuda_status(cudaGetLastError());
+    dim3 const grid(divide_up(elements, kScanThreads * kScanElements), p.batch * p.heads_q);
+    return EarlyLaunch::start(early, chunk_scan_sm90<T::kReversed>, grid, kScanThreads, 0, stream, states, first, last,
+                              p.log2_gamma, p.heads_q, cut.slots, left_out, elements, pass.super_chunk, p.seqlen);
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -216,9 +219,13 @@ struct ChunksBackwardSm90Entry {
     reversed_dv.last_states = p.dinitial_state;
     Steps steps;
     if (w.stores_states) {
-      steps.then([&] { return launch_states<States>(common, w.cut, w.states, p.initial_state, nullptr, p, stream); })
+      steps
           .then([&] {
-            return launch_states<Gradients>(common, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p, stream);
+            return launch_states<States>(false, common, w.cut, w.states, p.initial_state, nullptr, p, stream);
+          })
+          .then([&] {
+            return launch_states<Gradients>(true, common, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p,
+                                            stream);
           });
       forward.first_states = w.states;
       reversed.first_states = w.gradients;
@@ -226,7 +233,7 @@ struct ChunksBackwardSm90Entry {
       reversed_dv = reversed;
     }
     int const group = p.heads_q / p.heads_kv;
-    steps.then([&] { return launch_dq(forward, p, stream); })
+    steps.then([&] { return launch_dq(w.stores_states, forward, p, stream); })
         .then([&] { return launch_dk(reversed, p, w.dk, stream); })
         .then([&] { return launch_dv(reversed_dv, p, w.dv, stream); });
     if (p.dlog2_gamma != nullptr) steps.then([&] { return launch_gamma(p, w, stream); });

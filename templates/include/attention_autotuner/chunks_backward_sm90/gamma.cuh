@@ -45,9 +45,12 @@ struct ChunkGammaState : ChunkBackwardState<T> {
       this->wait_own_y(index);
 #pragma unroll
       for (int step = 0; step < Base::kSteps; ++step) {
-        this->scale_tokens(tokens + 4 * step, stage, step, [&](float token) {
-          return share(T::kReversed ? float(time + 1) + token : float(length - 1 - time) - token);
-        });
+        auto share_of = [&](int further) {
+          int const token = step * kMmaDepth + 2 * (lane_here() & 3) + further;
+          return share(float(T::kReversed ? time + 1 + token : length - 1 - time - token));
+        };
+        this->scale_tokens(tokens + 4 * step, stage, step,
+                           make_float4(share_of(0), share_of(1), share_of(8), share_of(9)));
         this->issue_update(tokens + 4 * step, index, step);
       }
       warpgroup_wait<0>();

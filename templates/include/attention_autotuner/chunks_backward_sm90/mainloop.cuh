@@ -73,22 +73,23 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
     for (int i = 0; i < kSteps; ++i) {
       int const step = slice_of_depth * kSteps + i, here = step % kPieceSteps;
       int const offset = here / kBlockSteps * T::kBlockBytes + here % kBlockSteps * kMmaDepth * 2;
-      uint32_t const x = this->x_piece(index, own_piece(step / kPieceSteps));
-      gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(x + offset, 0), step > 0);
+      uint64_t const x = make_smem_desc(this->x_piece(index, own_piece(step / kPieceSteps)), 0);
+      gemm_rs<Element, Major::K>(out, packed + 4 * i, advance_desc(x, offset), step > 0);
     }
     warpgroup_commit_batch();
   }
   // out += Z^T P^T; in parts, of a share of the tokens that are summed over.
   __device__ __forceinline__ void issue_scores(int stage, int index) {
     constexpr int kMySteps = kSteps / T::kDepthParts;
-    uint32_t const z =
+    uint32_t const z_rows =
         this->z_tile(stage) + this->column_group() * T::kBlockBytes + part() * kMySteps * kMmaDepth * kSwizzleRowBytes;
-    uint32_t const p = this->scores_tile(index) + part() * kMySteps * kMmaDepth * 2;
+    uint64_t const z = make_smem_desc(z_rows, T::kBlockBytes);
+    uint64_t const p = make_smem_desc(this->scores_tile(index) + part() * kMySteps * kMmaDepth * 2, 0);
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kMySteps; ++step) {
-      gemm_ss<Element, Major::MN>(out, make_smem_desc(z + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
-                                  make_smem_desc(p + step * kMmaDepth * 2, 0), true);
+      gemm_ss<Element, Major::MN>(out, advance_desc(z, step * kMmaDepth * kSwizzleRowBytes),
+                                  advance_desc(p, step * kMmaDepth * 2), true);
     }
     warpgroup_commit_batch();
   }
@@ -97,49 +98,45 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
     warpgroup_arrive();
 #pragma unroll
     for (int piece = 0; piece < T::kPartPieces; ++piece) {
-      uint32_t const y = this->y_piece(index, own_piece(piece)) + step * kMmaDepth * kSwizzleRowBytes;
+      uint64_t const y = make_smem_desc(this->y_piece(index, own_piece(piece)), T::kBlockBytes);
       auto& columns = reinterpret_cast<float (&)[kPieceRegisters]>(state[piece * kPieceRegisters]);
-      gemm_rs<Element, Major::MN>(columns, tokens, make_smem_desc(y, T::kBlockBytes), true);
+      gemm_rs<Element, Major::MN>(columns, tokens, advance_desc(y, step * kMmaDepth * kSwizzleRowBytes), true);
     }
     warpgroup_commit_batch();
   }
-  // The A operand of the update: Z's tokens of a step times `factor` of their place in the chunk.
-  template <typename Factor>
-  __device__ __forceinline__ void scale_tokens(uint32_t* tokens, int stage, int step, Factor&& factor) const {
+  // The A operand of the update: Z's tokens of a step times the factors of this lane's, two and two eight tokens
+  // further.
+  __device__ __forceinline__ void scale_tokens(uint32_t* tokens, int stage, int step, float4 factors) const {
     uint32_t const z = this->z_tile(stage) + this->column_group() * T::kBlockBytes;
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(z, step * kMmaDepth + token, chunk, token & 7));
 #pragma unroll
-    for (int further = 0; further < 2; ++further) {
-      float const t = float(step * kMmaDepth + 8 * further + 2 * (lane_here() & 3));
-      float const factors[2] = {factor(t), factor(t + 1.0f)};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float2 const pair = unpack_pair<Element>(raw[2 * further + half]);
-        tokens[2 * further + half] = pack_pair<Element>(pair.x * factors[0], pair.y * factors[1]);
-      }
+    for (int i = 0; i < 4; ++i) {
+      float2 const pair = unpack_pair<Element>(raw[i]);
+      tokens[i] = i < 2 ? pack_pair<Element>(pair.x * factors.x, pair.y * factors.y)
+                        : pack_pair<Element>(pair.x * factors.z, pair.y * factors.w);
     }
   }
   // By gamma to the distance from where the pass leaves the chunk, over the scale.
-  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
-    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * this->unit);
-    float const sign = T::kReversed ? log2_gamma : -log2_gamma;
-    float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
-    scale_tokens(tokens, stage, step, [&](float t) {  // tokens beyond the sequence count for nothing
-      return scale * exp2_approximate(fminf(fmaf(sign, t, last), 0.0f));
-    });
+  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, bool last, int step) const {
+    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) * reciprocal_approximate(state_scale * this->unit);
+    float4 const factors = this->token_factors().load(step, last);
+    scale_tokens(tokens, stage, step,
+                 make_float4(scale * factors.x, scale * factors.y, scale * factors.z, scale * factors.w));
   }
 
   // --- output --------------------------------------------------------------------------------------------------------
 
   // The contribution of the state to a token decays with the token's distance from where the pass enters the chunk.
-  __device__ __forceinline__ void scale_output(float scale, int length) {
+  __device__ __forceinline__ void scale_output(float scale, bool last) {
     if constexpr (T::kReversed) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {  // tokens beyond the sequence are stored nowhere
-        int const token = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
-        out[i] *= scale * this->power(float(maximum(length - 1 - token, 0)));
+      for (int step = 0; step < kSteps; ++step) {
+        float4 const factors = this->output_factors().load(step, last);
+        float const factor[4] = {scale * factors.x, scale * factors.y, scale * factors.z, scale * factors.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) out[8 * step + i] *= factor[i / 4 * 2 + i % 2];
       }
       return;
     }
@@ -266,7 +263,8 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
     Rounded rounded;
     begin_chunk(packed);
     for (int index = 0; index < count; ++index) {
-      int const stage = Ring::stage(index), length = this->length(index);
+      int const stage = Ring::stage(index);
+      bool const last = this->is_last(index);
 #pragma unroll
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
         if (slice_of_depth % kPieceSlices == 0) this->wait_x(index, own_piece(slice_of_depth / kPieceSlices));
@@ -284,19 +282,19 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
       warpgroup_wait<1>();
       fence_operands(packed[0]);
       float const scale = (T::kReversed ? 1.0f : arguments.pass.scale) * (state_scale * this->unit);
-      this->scale_state(this->decay(length));
+      this->scale_state(this->decay(this->length(index)));
       this->z_ring().consumer_wait(index);
       this->wait_own_y(index);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        prepare_tokens(tokens + 4 * step, stage, length, step);
+        prepare_tokens(tokens + 4 * step, stage, last, step);
         issue_update(tokens + 4 * step, index, step);
       }
       warpgroup_wait<kSteps>();
       fence_operands(packed[1]);
       fence_accumulators(out);
       this->release_x(index, own_piece(T::kPartPieces - 1));
-      scale_output(scale, length);
+      scale_output(scale, last);
       this->scores_ring().consumer_wait(index);
       issue_scores(stage, index);
       warpgroup_wait<1>();
@@ -348,13 +346,13 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
     this->store_state();
   }
   __device__ __forceinline__ float load_tokens(Tokens& tokens, int index) {
-    int const stage = Ring::stage(index), length = this->length(index);
-    float const taken = this->decay(length);
+    int const stage = Ring::stage(index);
+    float const taken = this->decay(this->length(index));
     this->z_ring().consumer_wait(index);
     uint32_t seen = 0;  // something of every load
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      prepare_tokens(tokens + 4 * step, stage, length, step);
+      prepare_tokens(tokens + 4 * step, stage, this->is_last(index), step);
       seen |= tokens[4 * step];
     }
     __syncwarp();
@@ -368,6 +366,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     chunks_backward_sm90(ChunkBackwardArguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
+  launch_dependent_grids();
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.y.descriptor);
     prefetch_descriptor(arguments.z.descriptor);
@@ -377,6 +376,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     }
     ChunkBackwardStages<T>(arguments, smem, int(blockIdx.x)).init_barriers();
   }
+  if (threadIdx.x < kWarpgroupThreads) ChunkBackwardStages<T>(arguments, smem, int(blockIdx.x)).store_token_factors();
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     if constexpr (T::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<T::kScoreRegisters>();
@@ -391,6 +391,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
       warpgroup.run();
     }
   }
+  if (threadIdx.x == kWarpgroupThreads) wait_on_dependent_grids();  // so that what waits for this pass waits for all
 }
 
 }  // namespace attention_autotuner

@@ -6,13 +6,12 @@
 
 #include "attention_autotuner/chunks_backward_sm90/traits.cuh"
 #include "attention_autotuner/common/chunk_arguments.cuh"
-#include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/chunk_factors.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
-#include "attention_autotuner/sm90/stmatrix.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 #include "attention_autotuner/sm90/wgmma.cuh"
@@ -119,6 +118,28 @@ struct ChunkBackwardStages {
     warp_release(T::kInParts ? slots().empty(Slots::stage(y_use(index, piece))) : y_ring().empty(Ring::stage(index)));
   }
 
+  __device__ __forceinline__ TokenFactors token_factors() const { return {smem + T::kFactorOffset}; }
+  // Of the output, where time runs backwards.
+  __device__ __forceinline__ TokenFactors output_factors() const {
+    return {smem + T::kFactorOffset + TokenFactors::kBytes};
+  }
+  // Whether a chunk is the sequence's last, which may be shorter.
+  __device__ __forceinline__ bool is_last(int index) const { return row(index) + T::kChunk >= arguments.pass.seqlen; }
+  // Tokens of Z decay up to where the pass leaves the chunk, outputs from where it enters. Tokens beyond the sequence
+  // are zeros.
+  __device__ __forceinline__ void store_token_factors() const {
+    int const last = length(T::kReversed ? 0 : count - 1);
+    auto up_to_end = [this, last](int token, bool of_last) {
+      return power(float(maximum((of_last ? last : T::kChunk) - 1 - token, 0)));
+    };
+    if constexpr (T::kReversed) {
+      token_factors().store([this](int token, bool) { return power(float(token + 1)); });
+      output_factors().store(up_to_end);
+    } else {
+      token_factors().store(up_to_end);
+    }
+  }
+
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
 #pragma unroll
@@ -152,9 +173,9 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
   using Base::batch;
   using Base::count;
   using Base::head;
-  using Base::warp;
   using typename Base::Ring;
   using typename Base::ScoresRing;
+  using Scores = ChunkScores<Element, T::kReversed>;
 
   // By the producer thread: loads a chunk, each tile once its stage is empty.
   __device__ __forceinline__ void load(int index) const {
@@ -195,36 +216,15 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
     }
   }
 
-  // Stores scores, scaled and decayed, to shared memory: 0 where the row does not see the column. Rounded once, at the
-  // end: a score between tokens that do not see each other may be beyond the 16-bit type.
-  __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
-    int const here = 16 * warp() + (lane_here() / 8 % 2) * 8 + lane_here() % 8;
-    int const first =
-        16 * warp() + lane_here() / 4 - 2 * (lane_here() & 3);  // how far a row is ahead in the first 8 x 8 tile
-#pragma unroll
-    for (int g = 0; g < T::kChunk / 8; g += 2) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const column = g + i / 2, half = i % 2, ahead = first + 8 * (half - column);
-        float const* const pair = s + 4 * column + 2 * half;
-        packed[i] = pack_pair<Element>(apply_score_mod(pair[0], ahead), apply_score_mod(pair[1], ahead - 1));
-      }
-      store_matrix_x4(swizzled_address(tile, here, g + lane_here() / 16, here & 7), packed);
-    }
-  }
-  __device__ __forceinline__ float apply_score_mod(float score, int ahead) const {
-    int const distance = T::kReversed ? -ahead : ahead;
-    return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
-  }
   __device__ __forceinline__ void gemm_scores(float (&s)[32], int index, int piece) const {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    uint64_t const x = make_smem_desc(this->x_piece(index, piece), 0);
+    uint64_t const y = make_smem_desc(this->y_piece(index, piece), 0);
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kPieceDepth / kMmaDepth; ++step) {
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
-      gemm_ss<Element>(s, make_smem_desc(this->x_piece(index, piece) + offset, 0),
-                       make_smem_desc(this->y_piece(index, piece) + offset, 0), step > 0 || piece > 0);
+      gemm_ss<Element>(s, advance_desc(x, offset), advance_desc(y, offset), step > 0 || piece > 0);
     }
     warpgroup_commit_batch();
     warpgroup_wait<0>();
@@ -247,10 +247,11 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
       return;
     }
     __syncwarp();
+    Scores const scores(arguments.pass.scale, this->log2_gamma);
     for (int index = 0; index < count; ++index) {
       float s[32];
       score_piece(s, index, 0);
-      pass_scores(s, index);
+      pass_scores(scores, s, index);
       int const next = index - 1 + T::kStages;
       if (loads && index > 0 && next < count) load(next);
       __syncwarp();
@@ -263,9 +264,9 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
     this->release_x(index, piece);
     this->release_y(index, piece);
   }
-  __device__ __forceinline__ void pass_scores(float const (&s)[32], int index) const {
+  __device__ __forceinline__ void pass_scores(Scores const& scores, float const (&s)[32], int index) const {
     this->scores_ring().producer_acquire(index);
-    store_scores(s, this->scores_tile(index));
+    scores.store(s, this->scores_tile(index));
     fence_view_async_shared();
     this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
   }
@@ -276,6 +277,7 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
     if (loads) load_pieces(loaded, T::kStatesOnly ? count * T::kUses : T::kSlots);
     if constexpr (T::kStatesOnly) return;
     __syncwarp();
+    Scores const scores(arguments.pass.scale, this->log2_gamma);
     for (int index = 0; index < count; ++index) {
       float s[32];
 #pragma unroll
@@ -286,7 +288,7 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
         }
         score_piece(s, index, piece);
       }
-      pass_scores(s, index);
+      pass_scores(scores, s, index);
       if (loads) load_pieces(loaded, index * T::kUses + T::kPieces + T::kSlots);
       __syncwarp();
     }

@@ -11,6 +11,7 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/sm90/chunk_factors.cuh"
 
 namespace attention_autotuner {
 
@@ -89,8 +90,9 @@ struct ChunkBackwardTraits {
                                  : kStatesOnly ? minimum(kBarrierOffset / kStageBytes, 4)
                                                : Config::kNumStages;
   static constexpr int kBarriers = (kInParts ? 2 : 6) * kStages + 2 * kScoreStages + 2 * kSlots;
-  static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
-  static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 256;
+  static constexpr int kFactorOffset = kBarrierOffset + 256;  // of tokens, then of outputs
+  static constexpr int kAlignment = 1024;                     // which the start of shared memory may lack
+  static constexpr int kSmemBytes = kAlignment + kFactorOffset + TokenFactors::kMostBytes;
   static_assert(Config::kNumStages > 4 || 8 * kBarriers <= 256, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };

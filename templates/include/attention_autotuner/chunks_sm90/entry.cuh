@@ -5,10 +5,10 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm90/mainloop.cuh"
-#include "attention_autotuner/chunks_sm90/scan.cuh"
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"
@@ -24,9 +24,7 @@ struct ChunksSm90Entry {
   using T = ChunkSm90Traits<Config, false>;
   using States = ChunkSm90Traits<Config, true>;
   using Element = typename T::Element;
-  static constexpr int kCudaWithEarlyStarts = 12030;
   static inline std::atomic<bool> prepared[kMaxDevices];
-  static inline std::atomic<bool> starts_early;  // what follows the states: graphs of older drivers cannot hold it
 
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
@@ -37,13 +35,7 @@ struct ChunksSm90Entry {
     });
     if constexpr (Config::kSuperChunk != 0) {
       steps.then([&] { return prepare_kernel(chunks_sm90<States>, T::kThreads, T::kSmemBytes, device, &resident); })
-          .then([&] { return prepare_kernel(chunk_scan_sm90<States>, kScanThreads, 0, device, &resident); })
-          .then([&] {
-            int driver = 0;
-            cudaError_t const error = cudaDriverGetVersion(&driver);
-            starts_early.store(driver >= kCudaWithEarlyStarts);
-            return cuda_status(error);
-          });
+          .then([] { return EarlyLaunch::prepare(); });
     }
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
@@ -51,13 +43,14 @@ struct ChunksSm90Entry {
 
   struct Workspace {
     SuperChunks cut;
-    float* states;
+    float* pieces;
     int64_t bytes;
 
     Workspace(Params const& p, void* base)
         : cut(p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices) {
       WorkspaceLayout layout(base);
-      states = layout.take<float>(cut.supers > 1, int64_t(p.batch) * p.heads_q * cut.slots * p.dim_qk * p.dim_v);
+      int64_t const elements = int64_t(T::kDepth) * T::kSlices * T::kColumns;
+      pieces = layout.take<float>(cut.supers > 1, int64_t(p.batch) * p.heads_q * cut.slots * elements);
       bytes = layout.used();
     }
   };
@@ -69,46 +62,21 @@ struct ChunksSm90Entry {
     return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
   }
 
-  template <typename Kernel, typename... Parameters>
-  static int32_t start(Kernel kernel, dim3 ctas, int threads, int smem_bytes, bool early, cudaStream_t stream,
-                       Parameters const&... parameters) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = ctas;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = smem_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early && starts_early.load(std::memory_order_relaxed) ? 1 : 0;
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, parameters...));
-  }
-
   template <typename Pass>
   static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, bool early, cudaStream_t stream) {
     auto const& pass = arguments.pass;
     int64_t const ctas = int64_t(batch) * pass.heads.divisor * pass.supers.divisor * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    return start(chunks_sm90<Pass>, dim3(int(ctas)), Pass::kThreads, Pass::kSmemBytes, early, stream, arguments);
+    return EarlyLaunch::start(early, chunks_sm90<Pass>, int(ctas), Pass::kThreads, Pass::kSmemBytes, stream, arguments);
   }
 
-  // States before each super-chunk, in as many pieces as `cut` has, into `states`.
-  static int32_t launch_states(ChunkSm90Arguments arguments, SuperChunks const& cut, float* states, Params const& p,
+  // What the pieces before the last super-chunk add to the state.
+  static int32_t launch_states(ChunkSm90Arguments arguments, SuperChunks const& cut, Params const& p,
                                cudaStream_t stream) {
     ChunkArguments& pass = arguments.pass;
-    int const left_out = p.final_state != nullptr ? 0 : cut.slots - (cut.supers - 1) * cut.pieces;
     pass.super_chunk = cut.super_chunk / cut.pieces;
-    pass.first_states = nullptr;
-    pass.last_states = states;
-    pass.last_slots = cut.slots;
-    pass.supers = Divider::by(cut.slots - left_out);
-    int32_t const status = launch_pass<States>(arguments, p.batch, false, stream);
-    if (status != ATTENTION_AUTOTUNER_OK) return status;
-    int const elements = p.dim_qk * p.dim_v;
-    dim3 const grid(divide_up(elements, kScanThreads * kScanElements), p.batch * p.heads_q);
-    return start(chunk_scan_sm90<States>, grid, kScanThreads, 0, true, stream, states, p.initial_state, p.final_state,
-                 p.log2_gamma, p.heads_q, cut.slots, left_out, elements, pass.super_chunk, p.seqlen);
+    pass.supers = Divider::by((cut.supers - 1) * cut.pieces);
+    return launch_pass<States>(arguments, p.batch, false, stream);
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -132,15 +100,12 @@ struct ChunksSm90Entry {
     pass.columns = p.dim_v;
     pass.first_states = p.initial_state;
     pass.last_states = p.final_state;
+    pass.last_slots = places.cut.slots;
+    arguments.pieces = places.pieces;
     Steps steps;
     bool const divided = Config::kSuperChunk != 0 && places.cut.supers > 1;
     if constexpr (Config::kSuperChunk != 0) {
-      if (divided) {
-        steps.then([&] { return launch_states(arguments, places.cut, places.states, p, stream); });
-        pass.first_states = places.states;
-        pass.first_slots = places.cut.slots;
-        pass.last_states = nullptr;
-      }
+      if (divided) steps.then([&] { return launch_states(arguments, places.cut, p, stream); });
     }
     return steps.then([&] { return launch_pass<T>(arguments, p.batch, divided, stream); }).status();
   }

@@ -78,21 +78,59 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
       if (column < pass.columns && depth < pass.depth) visit(state[i], depth * pass.columns + column);
     }
   }
+  // Before the super-chunk: the given state and what the pieces before have added to it.
   __device__ __forceinline__ void load_state() {
     state_scale = kFreshScale;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) state[i] = 0.0f;
+    if constexpr (T::kStatesOnly) return;
     auto const& pass = arguments.pass;
-    if (T::kStatesOnly || pass.first_states == nullptr) return;
+    if (pass.first_states != nullptr) {
+      float const* const source = pass.first_states + state_place(1, 0);
+      visit_state([source](float& value, int offset) { value = source[offset]; });
+    }
+    if constexpr (T::kDivided) {
+      int const pieces = this->super * pass.pieces;
+      if (pieces > 0) add_pieces(pieces);
+    }
+    scale_state(1.0f / kFreshScale);
+  }
+  __device__ __forceinline__ void add_pieces(int pieces) {
     wait_on_dependent_grids();
-    float const* const source = pass.first_states + state_place(pass.first_slots, this->super * pass.pieces);
-    visit_state([source](float& value, int offset) { value = source[offset] * (1.0f / kFreshScale); });
+    float const factor = exp2f(log2_gamma * float(arguments.pass.super_chunk / arguments.pass.pieces));
+    for (int piece = 0; piece < pieces; ++piece) {
+      float4 const* const source = piece_place(piece);
+#pragma unroll
+      for (int i = 0; i < kRegisters / 4; ++i) {
+        float4 const added = source[i * kWarpgroupThreads];
+        float const values[4] = {added.x, added.y, added.z, added.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) state[4 * i + j] = fmaf(state[4 * i + j], factor, values[j]);
+      }
+    }
   }
   __device__ __forceinline__ void store_state() {
+    if constexpr (T::kStatesOnly) {
+      float4* const target = piece_place(this->super);
+#pragma unroll
+      for (int i = 0; i < kRegisters; i += 4) {
+        target[i / 4 * kWarpgroupThreads] = make_float4(state[i] * state_scale, state[i + 1] * state_scale,
+                                                        state[i + 2] * state_scale, state[i + 3] * state_scale);
+      }
+      return;
+    }
     auto const& pass = arguments.pass;
-    if (pass.last_states == nullptr) return;
-    float* const target = pass.last_states + state_place(pass.last_slots, this->super);
+    if (pass.last_states == nullptr || this->super + 1 < pass.supers.divisor) return;
+    float* const target = pass.last_states + state_place(1, 0);
     visit_state([target, this](float& value, int offset) { target[offset] = value * state_scale; });
+  }
+  // This thread's part of what a piece adds.
+  __device__ __forceinline__ float4* piece_place(int piece) const {
+    auto const& pass = arguments.pass;
+    int64_t const sequence = int64_t(batch) * pass.heads.divisor + head;
+    int64_t const part = ((sequence * pass.last_slots + piece) * T::kSlices + this->slice) * T::kWarpgroups + group();
+    return reinterpret_cast<float4*>(arguments.pieces) + part * (kRegisters / 4 * kWarpgroupThreads) +
+           thread_index() % kWarpgroupThreads;
   }
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
@@ -109,49 +147,47 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
   // out (+)= S^T Q^T, of a slice of the depth.
   __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int stage) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
+    uint64_t const q = make_smem_desc(this->q_tile(stage), 0);
     warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       int const step = slice_of_depth * kSteps + i;
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
-      gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->q_tile(stage) + offset, 0), step > 0);
+      gemm_rs<Element, Major::K>(out, packed + 4 * i, advance_desc(q, offset), step > 0);
     }
     warpgroup_commit_batch();
   }
   // out += V^T P^T
   __device__ __forceinline__ void issue_scores(int stage, int index) {
-    uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes, p = this->scores_tile(index);
+    uint64_t const v = make_smem_desc(this->v_tile(stage) + group() * T::kBlockBytes, T::kBlockBytes);
+    uint64_t const p = make_smem_desc(this->scores_tile(index), 0);
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kChunk / kMmaDepth; ++step) {
-      gemm_ss<Element, Major::MN>(out, make_smem_desc(v + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
-                                  make_smem_desc(p + step * kMmaDepth * 2, 0), true);
+      gemm_ss<Element, Major::MN>(out, advance_desc(v, step * kMmaDepth * kSwizzleRowBytes),
+                                  advance_desc(p, step * kMmaDepth * 2), true);
     }
     warpgroup_commit_batch();
   }
   // state += (decayed V)^T K, of a step's tokens.
   __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
+    uint64_t const k = make_smem_desc(this->k_tile(stage), T::kBlockBytes);
     warpgroup_arrive();
-    gemm_rs<Element, Major::MN>(
-        state, tokens, make_smem_desc(this->k_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
+    gemm_rs<Element, Major::MN>(state, tokens, advance_desc(k, step * kMmaDepth * kSwizzleRowBytes), true);
     warpgroup_commit_batch();
   }
   // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
   // scale.
-  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
+  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, bool last, int step) const {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes;
-    float const scale = 1.0f / state_scale, last = log2_gamma * float(length - 1);
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(v, step * kMmaDepth + token, chunk, token & 7));
+    float const scale = reciprocal_approximate(state_scale);
+    float4 const factors = this->token_factors().load(step, last);
 #pragma unroll
     for (int further = 0; further < 2; ++further) {
-      float factor[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence count for nothing
-        float const t = float(step * kMmaDepth + 8 * further + e + 2 * (lane_here() & 3));
-        factor[e] = scale * exp2_approximate(fminf(fmaf(-log2_gamma, t, last), 0.0f));
-      }
+      float const factor[2] = {scale * (further ? factors.z : factors.x), scale * (further ? factors.w : factors.y)};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float2 const pair = unpack_pair<Element>(raw[2 * further + half]);
@@ -216,8 +252,8 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
     Tokens tokens;
     begin_chunk(packed);
     for (int index = 0; index < count; ++index) {
-      int const stage = Ring::stage(index), length = this->length(index);
-      float const scale = arguments.pass.scale * state_scale, taken = decay(length);
+      int const stage = Ring::stage(index);
+      float const scale = arguments.pass.scale * state_scale, taken = decay(this->length(index));
       this->q_ring().consumer_wait(index);
 #pragma unroll
       for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
@@ -230,7 +266,8 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
         if (slice_of_depth == 0) this->v_ring().consumer_wait(index);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-          if (slice_of_tokens(step) == slice_of_depth) prepare_tokens(tokens + 4 * step, stage, length, step);
+          if (slice_of_tokens(step) == slice_of_depth)
+            prepare_tokens(tokens + 4 * step, stage, this->is_last(index), step);
         }
       }
       if constexpr (T::kDepthSlices <= 2) {  // without, the compiler waits where the state is scaled
@@ -287,13 +324,13 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
     store_state();
   }
   __device__ __forceinline__ float load_tokens(Tokens& tokens, int index) {
-    int const stage = Ring::stage(index), length = this->length(index);
-    float const taken = decay(length);
+    int const stage = Ring::stage(index);
+    float const taken = decay(this->length(index));
     this->v_ring().consumer_wait(index);
     uint32_t seen = 0;  // something of every load
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      prepare_tokens(tokens + 4 * step, stage, length, step);
+      prepare_tokens(tokens + 4 * step, stage, this->is_last(index), step);
       seen |= tokens[4 * step];
     }
     __syncwarp();
@@ -317,6 +354,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     }
     ChunkSm90Stages<T>(arguments, smem, int(blockIdx.x)).init_barriers();
   }
+  if (threadIdx.x < kWarpgroupThreads) ChunkSm90Stages<T>(arguments, smem, int(blockIdx.x)).store_token_factors();
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     if constexpr (T::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<T::kScoreRegisters>();

@@ -6,13 +6,12 @@
 
 #include "attention_autotuner/chunks_sm90/traits.cuh"
 #include "attention_autotuner/common/chunk_arguments.cuh"
-#include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/chunk_factors.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
-#include "attention_autotuner/sm90/stmatrix.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 #include "attention_autotuner/sm90/wgmma.cuh"
@@ -22,6 +21,7 @@ namespace attention_autotuner {
 struct ChunkSm90Arguments {
   TmaTensor q, k, v, o;
   ChunkArguments pass;
+  float* pieces;  // what each piece of a sequence adds to the state, as registers hold it; or null
 };
 
 // What all roles know: the chunks and the barriers.
@@ -77,6 +77,16 @@ struct ChunkSm90Stages {
   __device__ __forceinline__ Ring v_ring() const { return {barrier(4)}; }
   __device__ __forceinline__ ScoresRing scores_ring() const { return {barrier(6 * T::kStages)}; }
 
+  __device__ __forceinline__ TokenFactors token_factors() const { return {smem + T::kFactorOffset}; }
+  __device__ __forceinline__ bool is_last(int index) const { return index + 1 == count; }
+  // V's tokens decay up to the chunk's end. Those beyond the sequence are zeros.
+  __device__ __forceinline__ void store_token_factors() const {
+    int const last = length(count - 1);
+    token_factors().store([this, last](int token, bool of_last) {
+      return power(float(maximum((of_last ? last : T::kChunk) - 1 - token, 0)));
+    });
+  }
+
   __device__ __forceinline__ void init_barriers() const {
     constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
 #pragma unroll
@@ -106,7 +116,6 @@ struct ScoreWarpgroup : ChunkSm90Stages<T> {
   using Base::batch;
   using Base::count;
   using Base::head;
-  using Base::warp;
   using typename Base::Ring;
   using typename Base::ScoresRing;
 
@@ -114,7 +123,7 @@ struct ScoreWarpgroup : ChunkSm90Stages<T> {
   __device__ __forceinline__ void load(int index) const {
     int const stage = Ring::stage(index), row = this->row(index);
     int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
-    auto const& [q, k, v, o, pass] = arguments;
+    auto const& [q, k, v, o, pass, pieces] = arguments;
     if constexpr (!T::kStatesOnly) {
       this->q_ring().producer_acquire(index);
       fill_stage<T::kChunk, T::kDepth>(this->q_tile(stage), q, this->q_ring().full(stage), row, 0, head, batch);
@@ -125,34 +134,14 @@ struct ScoreWarpgroup : ChunkSm90Stages<T> {
     fill_stage<T::kChunk, T::kColumns>(this->v_tile(stage), v, this->v_ring().full(stage), row, column, kv_head, batch);
   }
 
-  // Stores scores, scaled and decayed, to shared memory: 0 where the row does not see the column. Rounded once, at the
-  // end: a score between tokens that do not see each other may be beyond the 16-bit type.
-  __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
-    int const here = 16 * warp() + (lane_here() / 8 % 2) * 8 + lane_here() % 8;
-    int const first = 16 * warp() + lane_here() / 4 - 2 * (lane_here() & 3);  // distance within the first 8 x 8 tiles
-#pragma unroll
-    for (int g = 0; g < T::kChunk / 8; g += 2) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const column = g + i / 2, half = i % 2, distance = first + 8 * (half - column);
-        float const* const pair = s + 4 * column + 2 * half;
-        packed[i] = pack_pair<Element>(apply_score_mod(pair[0], distance), apply_score_mod(pair[1], distance - 1));
-      }
-      store_matrix_x4(swizzled_address(tile, here, g + lane_here() / 16, here & 7), packed);
-    }
-  }
-  __device__ __forceinline__ float apply_score_mod(float score, int distance) const {
-    return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
-  }
   __device__ __forceinline__ void gemm_scores(float (&s)[32], int stage) const {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    uint64_t const q = make_smem_desc(this->q_tile(stage), 0), k = make_smem_desc(this->k_tile(stage), 0);
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
-      gemm_ss<Element>(s, make_smem_desc(this->q_tile(stage) + offset, 0),
-                       make_smem_desc(this->k_tile(stage) + offset, 0), step > 0);
+      gemm_ss<Element>(s, advance_desc(q, offset), advance_desc(k, offset), step > 0);
     }
     warpgroup_commit_batch();
     warpgroup_wait<0>();
@@ -171,6 +160,7 @@ struct ScoreWarpgroup : ChunkSm90Stages<T> {
       return;
     }
     __syncwarp();
+    ChunkScores<Element, false> const scores(arguments.pass.scale, this->log2_gamma);
     for (int index = 0; index < count; ++index) {
       int const stage = Ring::stage(index);
       this->q_ring().consumer_wait(index);
@@ -180,7 +170,7 @@ struct ScoreWarpgroup : ChunkSm90Stages<T> {
       this->warp_release(this->q_ring().empty(stage));
       this->warp_release(this->k_ring().empty(stage));
       this->scores_ring().producer_acquire(index);
-      store_scores(s, this->scores_tile(index));
+      scores.store(s, this->scores_tile(index));
       fence_view_async_shared();
       this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
       int const next = index - 1 + T::kStages;

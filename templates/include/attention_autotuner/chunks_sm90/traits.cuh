@@ -5,6 +5,7 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/sm90/chunk_factors.cuh"
 
 namespace attention_autotuner {
 
@@ -12,6 +13,7 @@ template <typename Config, bool kStatesOnlyOf>
 struct ChunkSm90Traits {
   using Element = typename Config::Element;
   static constexpr bool kStatesOnly = kStatesOnlyOf;  // neither Q nor an output
+  static constexpr bool kDivided = Config::kSuperChunk != 0;
   static constexpr int kChunk = 64;
   static constexpr int kWarpgroups =
       Config::kWarpgroups;  // with 64 columns of V each; one more computes scores and loads
@@ -59,8 +61,9 @@ struct ChunkSm90Traits {
   static constexpr int kBarrierOffset = kOutOffset + kWarpgroups * kBlockBytes;
   static constexpr int kStages = kStatesOnly ? minimum(kBarrierOffset / kStageBytes, 4) : Config::kNumStages;
   static constexpr int kBarriers = 6 * kStages + 2 * kScoreStages;
+  static constexpr int kFactorOffset = kBarrierOffset + 256;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
-  static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 256;
+  static constexpr int kSmemBytes = kAlignment + kFactorOffset + TokenFactors::kMostBytes;
   static_assert(Config::kNumStages > 4 || 8 * kBarriers <= 256, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };

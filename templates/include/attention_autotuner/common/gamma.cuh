@@ -39,7 +39,8 @@ constexpr int gamma_super_chunk(int padded_dim_qk, int padded_dim_v) {
   return tokens;
 }
 
-__device__ __forceinline__ float warp_sum(float value) {
+template <typename Value>
+__device__ __forceinline__ Value warp_sum(Value value) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
   return value;
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(T::kThreads)
 inline __global__ void __launch_bounds__(kGammaSumThreads)
     retention_gamma_sum(float const* pairs, int pair_sums, float const* queries, int query_sums, float const* keys,
                         int key_sums, float* dlog2_gamma) {
-  __shared__ double sums[kGammaSumThreads];
+  __shared__ double sums[kGammaSumThreads / 32];
   double sum = 0.0;
   auto add = [&](float const* partial, int count) {
     for (int part = threadIdx.x; part < count; part += kGammaSumThreads)
@@ -183,12 +184,12 @@ inline __global__ void __launch_bounds__(kGammaSumThreads)
   add(pairs, pair_sums);
   add(queries, query_sums);
   add(keys, key_sums);
-  sums[threadIdx.x] = sum;
-  for (int half = kGammaSumThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) dlog2_gamma[blockIdx.x] = float(double(kLn2) * sums[0]);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int warp = 1; warp < kGammaSumThreads / 32; ++warp) sum += sums[warp];
+  dlog2_gamma[blockIdx.x] = float(double(kLn2) * sum);
 }
 
 }  // namespace attention_autotuner

@@ -16,11 +16,15 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // To 2^-22 or so of 1, also near 0: an error that is relative to the limits, not to the result.
 __device__ __forceinline__ float hyperbolic_tangent(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(exp2_approximate(2.0f * kLog2E * x) + 1.0f));
-  return fmaf(-2.0f, y, 1.0f);
+  return fmaf(-2.0f, reciprocal_approximate(exp2_approximate(2.0f * kLog2E * x) + 1.0f), 1.0f);
 }
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }

@@ -21,6 +21,15 @@ __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
+  float4 value;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(word) : "memory");
 }

@@ -37,7 +37,7 @@ struct ScaledState : Stages {
   }
   // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
   __device__ __forceinline__ float decay(int length) {
-    state_scale *= exp2f(this->log2_gamma * float(length));
+    state_scale *= exp2_approximate(this->log2_gamma * float(length));
     if (state_scale >= 1.0f) return 1.0f;
     float const taken = state_scale * (1.0f / kFreshScale);
     state_scale = kFreshScale;

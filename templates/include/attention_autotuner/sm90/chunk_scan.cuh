@@ -11,9 +11,8 @@ namespace attention_autotuner {
 inline constexpr int kScanThreads = 256;
 inline constexpr int kScanElements = 4;  // of a thread, whose loads are in flight together
 
-// As retention_scan of common/states.cuh in the order of tokens, of whose loads it has two rounds in flight.
-// blockIdx.y is the sequence.
-template <typename T>
+// As retention_scan of common/states.cuh, with the loads of two rounds in flight. blockIdx.y is the sequence.
+template <bool Reversed>
 __global__ void __launch_bounds__(kScanThreads)
     chunk_scan_sm90(float* states, float const* first, float* last, float const* log2_gamma, int heads, int supers,
                     int unknown, int elements, int super_chunk, int seqlen) {
@@ -34,24 +33,24 @@ __global__ void __launch_bounds__(kScanThreads)
   auto const store = [&visit](float* target, Values const& values) {
     visit([&values, target](int i, int element) { target[element] = values[i]; });
   };
+  auto const super_at = [supers](int step) { return Reversed ? supers - 1 - step : step; };
+  auto const slot_at = [=](int step) { return states + (int64_t(sequence) * supers + super_at(step)) * elements; };
   Values state = {}, added = {}, next = {};
   if (first != nullptr) load(state, first + int64_t(sequence) * elements);
   wait_on_dependent_grids();
-  float* slot = states + int64_t(sequence) * supers * elements;
   int const known = supers - unknown;
-  if (known > 0) load(added, slot);
-  for (int super = 0; super < known; ++super) {
-    if (super + 1 < known) load(next, slot + elements);
-    float const factor = exp2f(log2 * float(minimum(super_chunk, seqlen - super * super_chunk)));
-    store(slot, state);
-    slot += elements;
+  if (known > 0) load(added, slot_at(0));
+  for (int step = 0; step < known; ++step) {
+    if (step + 1 < known) load(next, slot_at(step + 1));
+    float const factor = exp2f(log2 * float(minimum(super_chunk, seqlen - super_at(step) * super_chunk)));
+    store(slot_at(step), state);
 #pragma unroll
     for (int i = 0; i < kScanElements; ++i) {
       state[i] = fmaf(state[i], factor, added[i]);
       added[i] = next[i];
     }
   }
-  if (unknown > 0) store(slot, state);
+  if (unknown > 0) store(slot_at(known), state);
   if (last != nullptr) store(last + int64_t(sequence) * elements, state);
 }
 

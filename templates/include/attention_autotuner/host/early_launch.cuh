@@ -1,0 +1,47 @@
+// Launches that may begin before the kernel ahead of them in the stream has ended (programmatic dependent launch). What
+// their kernels do about it: sm90/roles.cuh.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "attention_autotuner/host/entry.cuh"
+
+namespace attention_autotuner {
+
+class EarlyLaunch {
+ public:
+  // Asks the driver: graphs of those before CUDA 12.3 cannot hold such launches.
+  static int32_t prepare() {
+    int driver = 0;
+    cudaError_t const error = cudaDriverGetVersion(&driver);
+    possible_.store(driver >= 12030);
+    return cuda_status(error);
+  }
+  // How many attributes a launch has: `attribute`, or none.
+  static unsigned attributes(cudaLaunchAttribute& attribute) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return possible_.load(std::memory_order_relaxed) ? 1 : 0;
+  }
+  // `early`: the kernel ahead is one of the same call, and this one waits for it.
+  template <typename... Parameters, typename... Arguments>
+  static int32_t start(bool early, void (*kernel)(Parameters...), dim3 ctas, int threads, int smem_bytes,
+                       cudaStream_t stream, Arguments const&... arguments) {
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config{};
+    config.gridDim = ctas;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = smem_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? attributes(attribute) : 0;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
+  }
+
+ private:
+  static inline std::atomic<bool> possible_;
+};
+
+}  // namespace attention_autotuner
