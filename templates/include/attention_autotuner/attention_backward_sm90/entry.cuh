@@ -13,6 +13,7 @@
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/sink_gradient.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
@@ -71,9 +72,6 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
-  // Whether kernels begin before the one ahead has ended: graphs of older drivers cannot hold such launches.
-  static inline std::atomic<bool> starts_early;
-  static constexpr int kCudaWithEarlyStarts = 12030;
 
   static constexpr auto preprocess_kernel() {
     if constexpr (Config::kEarlyLaunches) {
@@ -125,12 +123,7 @@ struct AttentionBackwardSm90Entry {
               }
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
-            .then([&] {
-              int driver = 0;
-              int32_t const asked = Config::kEarlyLaunches ? cuda_status(cudaDriverGetVersion(&driver)) : 0;
-              starts_early.store(driver >= kCudaWithEarlyStarts);
-              return asked;
-            })
+            .then([] { return EarlyLaunch::prepare(); })
             .status();
     if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
     return status;
@@ -244,22 +237,6 @@ struct AttentionBackwardSm90Entry {
     while (all % section != 0) --section;
     return section * sharing;
   }
-  // Starts a kernel, where launches overlap before the one ahead has ended.
-  template <typename... Parameters, typename... Arguments>
-  static int32_t start(void (*kernel)(Parameters...), int ctas, int threads, int smem_bytes, cudaStream_t stream,
-                       Arguments const&... arguments) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(ctas);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = smem_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
-  }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, int* complete,
                              [[maybe_unused]] BlockList const& listed, float* bias_sums, cudaStream_t stream,
@@ -291,8 +268,8 @@ struct AttentionBackwardSm90Entry {
     // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait,
     // and each waits for such as were dispatched before it, which a CTA's second block of the same head would not.
     if (T::kQueuedDq) ctas = ctas < blocks ? int(tiles) : ctas / blocks * blocks;
-    return start(softmax_backward::attention_backward_sm90<Config, T>, ctas, T::kThreads, T::kSmemBytes, stream,
-                 arguments, list);
+    return EarlyLaunch::start(Config::kEarlyLaunches, softmax_backward::attention_backward_sm90<Config, T>, ctas,
+                              T::kThreads, T::kSmemBytes, stream, arguments, list);
   }
 
   // What the kernels of a launch have in common.
@@ -369,9 +346,10 @@ struct AttentionBackwardSm90Entry {
         })
         .then([&] {
           if constexpr (kFused) {
-            return start(softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
-                         int(heads * places.dq_tiles), kRowThreads, 0, stream, common,
-                         static_cast<int const*>(complete), row_blocks<Keys>(p));
+            return EarlyLaunch::start(Config::kEarlyLaunches,
+                                      softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                                      int(heads * places.dq_tiles), kRowThreads, 0, stream, common,
+                                      static_cast<int const*>(complete), row_blocks<Keys>(p));
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })

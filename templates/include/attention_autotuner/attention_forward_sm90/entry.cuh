@@ -9,6 +9,7 @@
 #include "attention_autotuner/attention_forward_sm90/kernel.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
@@ -28,10 +29,6 @@ struct AttentionForwardSm90Entry {
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
   static inline std::atomic<int> slots[kMaxDevices];
-  // Whether kernels start before the one ahead has ended, those behind spans and splits: graphs of older drivers cannot
-  // hold such launches.
-  static inline std::atomic<bool> starts_early;
-  static constexpr int kCudaWithEarlyStarts = 12030;
 
   static int32_t prepare(int32_t device) {
     if (slots[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
@@ -50,10 +47,7 @@ struct AttentionForwardSm90Entry {
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status =
         prepare_kernel(softmax_forward::attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
-    int driver = 0;
-    if ((T::kSplitKv || T::kSpanned) && status == ATTENTION_AUTOTUNER_OK)
-      status = cuda_status(cudaDriverGetVersion(&driver));
-    starts_early.store(driver >= kCudaWithEarlyStarts);
+    if (status == ATTENTION_AUTOTUNER_OK) status = EarlyLaunch::prepare();
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
@@ -191,26 +185,9 @@ struct AttentionForwardSm90Entry {
     SplitResults const results{buffers.partial_output,  buffers.partial_lse,    splits(p), int(rows(p)),
                                Divider::by(p.seqlen_q), Divider::by(p.heads_q), p.o.data,  p.o.stride_batch,
                                p.o.stride_head,         p.o.stride_row,         p.dim_v,   p.lse};
-    return launch_early(softmax_forward::attention_forward_sm90_combine<Config>, divide_up(int(rows(p)), kCombineRows),
-                        kCombineThreads, 0, stream, results);
+    return EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_combine<Config>,
+                              divide_up(int(rows(p)), kCombineRows), kCombineThreads, 0, stream, results);
   }
-  // A kernel that waits itself for the one ahead.
-  template <typename Parameter>
-  static int32_t launch_early(void (*kernel)(Parameter), int ctas, int threads, int smem_bytes, cudaStream_t stream,
-                              Parameter const& argument) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(ctas);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = smem_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, argument));
-  }
-
   // The slices of a tile of rows as a cluster.
   static int32_t launch_clusters(softmax_forward::ArgumentsOf<T> const& arguments, int ctas, cudaStream_t stream) {
     cudaLaunchAttribute cluster;
@@ -305,8 +282,8 @@ struct AttentionForwardSm90Entry {
     if constexpr (T::kSharesScores) return launch_clusters(arguments, ctas, stream);
     int32_t started;
     if constexpr (T::kSpanned) {
-      started = launch_early(softmax_forward::attention_forward_sm90<Config>, ctas, T::kThreads, T::kSmemBytes, stream,
-                             arguments);
+      started = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90<Config>, ctas, T::kThreads,
+                                   T::kSmemBytes, stream, arguments);
     } else {
       softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
       started = cuda_status(cudaGetLastError());

@@ -120,7 +120,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
   }
   // By gamma to the distance from where the pass leaves the chunk, over the scale.
   __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, bool last, int step) const {
-    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) * reciprocal_approximate(state_scale * this->unit);
+    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) * reciprocal(state_scale * this->unit);
     float4 const factors = this->token_factors().load(step, last);
     scale_tokens(tokens, stage, step,
                  make_float4(scale * factors.x, scale * factors.y, scale * factors.z, scale * factors.w));

@@ -183,7 +183,7 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(v, step * kMmaDepth + token, chunk, token & 7));
-    float const scale = reciprocal_approximate(state_scale);
+    float const scale = reciprocal(state_scale);
     float4 const factors = this->token_factors().load(step, last);
 #pragma unroll
     for (int further = 0; further < 2; ++further) {

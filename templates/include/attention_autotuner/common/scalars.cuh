@@ -22,6 +22,12 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   return y;
 }
 
+// Exact where x is a power of two: products with it would else be too small, by one place and on the average.
+__device__ __forceinline__ float reciprocal(float x) {
+  float const y = reciprocal_approximate(x);
+  return fmaf(y, fmaf(-x, y, 1.0f), y);
+}
+
 // To 2^-22 or so of 1, also near 0: an error that is relative to the limits, not to the result.
 __device__ __forceinline__ float hyperbolic_tangent(float x) {
   return fmaf(-2.0f, reciprocal_approximate(exp2_approximate(2.0f * kLog2E * x) + 1.0f), 1.0f);

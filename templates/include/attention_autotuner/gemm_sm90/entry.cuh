@@ -5,6 +5,7 @@
 #include "attention_autotuner/abi_gemm.h"
 #include "attention_autotuner/gemm_sm90/mainloop.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 
@@ -15,9 +16,8 @@ struct GemmSm90Entry {
   using T = GemmSm90Traits<Config>;
   using Element = typename T::Element;
   using Params = attention_autotuner_gemm_forward_params;
-  static constexpr int kUsualRowBlocks = 8, kCudaWithEarlyStarts = 12030;
+  static constexpr int kUsualRowBlocks = 8;
   static inline std::atomic<int> slots[kMaxDevices];  // CTAs that the device holds at a time
-  static inline std::atomic<bool> starts_early;       // the second kernel of a launch with splits
 
   static int32_t prepare(int32_t device) {
     if (slots[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
@@ -27,9 +27,7 @@ struct GemmSm90Entry {
     int32_t status = TmaDescriptors::prepare(device);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status = prepare_kernel(gemm_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
-    int driver = 0;
-    if (status == ATTENTION_AUTOTUNER_OK) status = cuda_status(cudaDriverGetVersion(&driver));
-    starts_early.store(driver >= kCudaWithEarlyStarts);
+    if (status == ATTENTION_AUTOTUNER_OK) status = EarlyLaunch::prepare();
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
@@ -88,12 +86,8 @@ struct GemmSm90Entry {
     cudaError_t const error = start(gemm_sm90<Config>, arguments, ctas, T::kThreads, T::kSmemBytes,
                                     T::kCluster > 1 ? &cluster : nullptr, stream);
     if (error != cudaSuccess || list.splits == 1) return cuda_status(error);
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
     int64_t const sum_ctas = (int64_t(p.m) * p.n / kChunk + kGemmSumThreads - 1) / kGemmSumThreads;
-    return cuda_status(start(gemm_sm90_sum<Config>, arguments, int(sum_ctas), kGemmSumThreads, 0,
-                             starts_early.load(std::memory_order_relaxed) ? &early : nullptr, stream));
+    return EarlyLaunch::start(true, gemm_sm90_sum<Config>, int(sum_ctas), kGemmSumThreads, 0, stream, arguments);
   }
 
   static attention_autotuner_kernel_info info() {

@@ -34,9 +34,8 @@ struct SplitKv {
           lse(layout.take<float>(count(p) > 1, count(p) * rows(p))) {}
   };
 
-  // The second kernel of a launch with splits. `early`: it starts while the first one ends, and waits for it.
-  static int32_t combine(void (*kernel)(SplitResults), Params const& p, Partial const& partial, cudaStream_t stream,
-                         bool early) {
+  // The second kernel of a launch with splits.
+  static int32_t combine(void (*kernel)(SplitResults), Params const& p, Partial const& partial, cudaStream_t stream) {
     SplitResults const results{partial.output,
                                partial.lse,
                                count(p),
@@ -49,16 +48,8 @@ struct SplitKv {
                                p.o.stride_row,
                                p.dim_v,
                                p.lse};
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(divide_up(int(rows(p)), kCombineRows));
-    config.blockDim = dim3(kCombineThreads);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, results));
+    kernel<<<divide_up(int(rows(p)), kCombineRows), kCombineThreads, 0, stream>>>(results);
+    return cuda_status(cudaGetLastError());
   }
 };
 

@@ -11,6 +11,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
@@ -35,9 +36,6 @@ struct BackwardSm90Entry {
   static constexpr int kMostCtas = INT32_MAX;
 #endif
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // of devices that are prepared
-  // Whether passes start before the one ahead has ended: graphs of older drivers cannot hold such launches.
-  static inline std::atomic<bool> starts_early;
-  static constexpr int kCudaWithEarlyStarts = 12030;
 
   // The passes in the order they run, each as (kernel, traits).
   template <typename Visit>
@@ -50,7 +48,7 @@ struct BackwardSm90Entry {
 
   static int32_t prepare(int32_t device) {
     if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
-    int resident = 0, count = 0, driver = 0;
+    int resident = 0, count = 0;
     int32_t status = TmaDescriptors::prepare(device);
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = for_each_pass([device](auto kernel, auto traits) {
@@ -74,11 +72,8 @@ struct BackwardSm90Entry {
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
     }
-    if (status == ATTENTION_AUTOTUNER_OK) status = cuda_status(cudaDriverGetVersion(&driver));
-    if (status == ATTENTION_AUTOTUNER_OK) {
-      starts_early.store(driver >= kCudaWithEarlyStarts);
-      multiprocessors[device].store(count);
-    }
+    if (status == ATTENTION_AUTOTUNER_OK) status = EarlyLaunch::prepare();
+    if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
     return status;
   }
 
@@ -183,15 +178,13 @@ struct BackwardSm90Entry {
     TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
                         Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
     cudaLaunchAttribute attributes[2];
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(minimum(int(tiles), minimum(ctas, kMostCtas)));
     config.blockDim = dim3(T::kThreads);
     config.dynamicSmemBytes = T::kSmemBytes;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
+    config.numAttrs = EarlyLaunch::attributes(attributes[0]);
     if constexpr (T::kSharesScores) {  // the slices of a tile of rows are a cluster
       cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
       cluster.id = cudaLaunchAttributeClusterDimension;

@@ -120,7 +120,7 @@ struct ForwardEntry {
     error = cudaGetLastError();
     if (error != cudaSuccess || splits == 1) return cuda_status(error);
     if constexpr (T::kSplitKv) {
-      return Splits::combine(scores_forward_sm80_combine<Config>, p, buffers.partial, stream, false);
+      return Splits::combine(scores_forward_sm80_combine<Config>, p, buffers.partial, stream);
     }
     return ATTENTION_AUTOTUNER_OK;
   }
