@@ -33,8 +33,8 @@ class Coefficients:
     - ``gradient_sm90_``: fitted to 660 times of 53 problems in the same file, which they meet within 8 %.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
-    - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
-      but one. Pools of all candidates, the slow ones too, they meet within 25 % (searches.jsonl.xz).
+    - ``chunk_sm90_``: fitted to all times of both directions in the pools of 16 problems on an H200 (dims 64 to
+      256/512, benchmarks/results/nvidia-h200/records.jsonl.xz), which they meet within 10 % (root mean square).
     - ``recurrent_``: retention's recurrent form: counted from its loop, and set to times on an H200.
 
     Attributes:
@@ -195,14 +195,14 @@ class Coefficients:
     chunk_scores_efficiency: float = fitted(0.5, 0.1, 1.0)
     chunk_auxiliary_bandwidth: float = fitted(0.7, 0.3, 1.0)
 
-    chunk_sm90_clk: float = fitted(1300.0, 300.0, 4000.0)
-    chunk_sm90_depth_clk: float = fitted(8.2, 2.0, 25.0)
-    chunk_sm90_next_group: float = fitted(0.41, 0.0, 1.0)
-    chunk_sm90_states_share: float = fitted(0.72, 0.3, 1.0)
-    chunk_sm90_start_clk: float = fitted(38.0, 0.0, 150.0)
-    chunk_sm90_bandwidth_2_stages: float = fitted(0.78, 0.4, 1.0)
-    chunk_sm90_bandwidth: float = fitted(0.89, 0.4, 1.0)
-    chunk_sm90_overlap_loss: float = fitted(0.08, 0.0, 0.4)
+    chunk_sm90_clk: float = fitted(1890.0, 300.0, 4000.0)
+    chunk_sm90_depth_clk: float = fitted(5.75, 2.0, 25.0)
+    chunk_sm90_next_group: float = fitted(0.25, 0.0, 1.0)
+    chunk_sm90_states_share: float = fitted(0.21, 0.1, 1.0)
+    chunk_sm90_start_clk: float = fitted(85.0, 0.0, 150.0)
+    chunk_sm90_bandwidth_2_stages: float = fitted(0.94, 0.4, 1.0)
+    chunk_sm90_bandwidth: float = fitted(0.99, 0.4, 1.0)
+    chunk_sm90_overlap_loss: float = fitted(0.011, 0.0, 0.4)
 
     recurrent_element_instructions: float = fitted(3.0, 2.0, 8.0)
     recurrent_token_clk: float = fitted(500.0, 100.0, 2000.0)
