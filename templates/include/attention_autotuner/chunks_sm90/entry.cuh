@@ -1,6 +1,7 @@
 // Host side of a chunkwise retention artifact of family sm90: workspace, checks, preparation and launches.
 //
-// One pass over chunks, and before it, where a sequence is cut into super-chunks, the states at their starts.
+// One pass over chunks, and before it, where a sequence is cut into super-chunks, one for what their pieces add to the
+// state, which CTAs of later super-chunks sum.
 #pragma once
 
 #include "attention_autotuner/abi.h"
