@@ -30,9 +30,10 @@ MUTANTS = {
     ),
     "k_released_early": (
         MAINLOOP,
-        "warpgroup_wait<0>();\n      fence_operands(tokens);\n      fence_accumulators(state);\n"
+        "warpgroup_wait<0>();\n      fence_operands(tokens);\n      this->end_update();\n"
         "      warp_release(this->k_ring().empty(stage));\n      begin_chunk(packed);",
-        "warp_release(this->k_ring().empty(stage)); warpgroup_wait<0>(); begin_chunk(packed);",
+        "warp_release(this->k_ring().empty(stage)); warpgroup_wait<0>(); this->end_update(); "
+        "begin_chunk(packed);",
     ),
     "output_not_awaited": (MAINLOOP, "warpgroup_wait<kSteps - kEarlySteps>();", ""),
     "state_not_scaled": (

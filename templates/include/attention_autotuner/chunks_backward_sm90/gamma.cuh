@@ -55,7 +55,7 @@ struct ChunkGammaState : ChunkBackwardState<T> {
       }
       warpgroup_wait<0>();
       fence_operands(tokens);
-      fence_accumulators(this->state);
+      this->end_update();
       this->release_own_y(index);
       this->warp_release(this->z_ring().empty(stage));
     }

@@ -99,8 +99,9 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
 #pragma unroll
     for (int piece = 0; piece < T::kPartPieces; ++piece) {
       uint64_t const y = make_smem_desc(this->y_piece(index, own_piece(piece)), T::kBlockBytes);
-      auto& columns = reinterpret_cast<float (&)[kPieceRegisters]>(state[piece * kPieceRegisters]);
-      gemm_rs<Element, Major::MN>(columns, tokens, advance_desc(y, step * kMmaDepth * kSwizzleRowBytes), true);
+      auto& columns = reinterpret_cast<float (&)[kPieceRegisters]>(this->updated()[piece * kPieceRegisters]);
+      gemm_rs<Element, Major::MN>(columns, tokens, advance_desc(y, step * kMmaDepth * kSwizzleRowBytes),
+                                  !T::kSumsChunks || step > 0);
     }
     warpgroup_commit_batch();
   }
@@ -299,7 +300,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
       issue_scores(stage, index);
       warpgroup_wait<1>();
       fence_operands(tokens);
-      fence_accumulators(state);
+      this->end_update();
       this->release_own_y(index);
       begin_chunk(packed);
       warpgroup_wait<0>();
@@ -340,7 +341,7 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
       if (index + 1 < count) taken = load_tokens(next, index + 1);
       warpgroup_wait<0>();
       fence_operands(tokens);
-      fence_accumulators(state);
+      this->end_update();
       this->release_own_y(index);
     }
     this->store_state();

@@ -13,8 +13,9 @@ namespace attention_autotuner {
 
 // The state for 64 columns, or for a part of their depth.
 template <typename T>
-struct ChunkBackwardRegisters : ScaledState<ChunkBackwardStages<T>, typename T::Element, T::kPartDepth / 2> {
-  using Base = ScaledState<ChunkBackwardStages<T>, typename T::Element, T::kPartDepth / 2>;
+struct ChunkBackwardRegisters
+    : ScaledState<ChunkBackwardStages<T>, typename T::Element, T::kPartDepth / 2, T::kSumsChunks> {
+  using Base = ScaledState<ChunkBackwardStages<T>, typename T::Element, T::kPartDepth / 2, T::kSumsChunks>;
   using Base::arguments;
   using Base::Base;
   using Base::kFreshScale;

@@ -38,6 +38,7 @@ struct ChunkBackwardTraits {
   static constexpr bool kInParts = kDepthParts > 1;
   static constexpr int kDepth = kInParts ? 512 : kTrueDepth;
   static constexpr int kPartDepth = kDepth / kDepthParts;
+  static constexpr bool kSumsChunks = kPartDepth <= 64;  // beyond, registers spill: 16 % slower at 128
   static constexpr int kPieces = kInParts ? 4 : 1;
   static constexpr int kPartPieces = kPieces / kDepthParts;
   static constexpr int kPieceDepth = kDepth / kPieces;

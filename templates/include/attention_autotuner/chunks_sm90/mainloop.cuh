@@ -31,8 +31,8 @@ namespace attention_autotuner {
 
 // A warpgroup that has the state for 64 columns.
 template <typename T>
-struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2> {
-  using Base = ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2>;
+struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2, T::kSumsChunks> {
+  using Base = ScaledState<ChunkSm90Stages<T>, typename T::Element, T::kDepth / 2, T::kSumsChunks>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
@@ -173,7 +173,8 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
   __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
     uint64_t const k = make_smem_desc(this->k_tile(stage), T::kBlockBytes);
     warpgroup_arrive();
-    gemm_rs<Element, Major::MN>(state, tokens, advance_desc(k, step * kMmaDepth * kSwizzleRowBytes), true);
+    gemm_rs<Element, Major::MN>(this->updated(), tokens, advance_desc(k, step * kMmaDepth * kSwizzleRowBytes),
+                                !T::kSumsChunks || step > 0);
     warpgroup_commit_batch();
   }
   // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
@@ -295,7 +296,7 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
       store_output(index);
       warpgroup_wait<0>();
       fence_operands(tokens);
-      fence_accumulators(state);
+      this->end_update();
       warp_release(this->k_ring().empty(stage));
       begin_chunk(packed);
     }
@@ -318,7 +319,7 @@ struct StateWarpgroup : ScaledState<ChunkSm90Stages<T>, typename T::Element, T::
       if (index + 1 < count) taken = load_tokens(next, index + 1);
       warpgroup_wait<0>();
       fence_operands(tokens);
-      fence_accumulators(state);
+      this->end_update();
       warp_release(this->k_ring().empty(stage));
     }
     store_state();

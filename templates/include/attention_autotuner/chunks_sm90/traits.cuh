@@ -21,6 +21,7 @@ struct ChunkSm90Traits {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros.
   static constexpr int kDepth = divide_up(Config::kPaddedDimQK, 64) * 64;
+  static constexpr bool kSumsChunks = kDepth <= 128;  // beyond, registers are too few
   static constexpr int kColumns = 64 * kWarpgroups;
   static constexpr int kSlices = divide_up(Config::kPaddedDimV, kColumns);
 
