@@ -42,7 +42,7 @@ MUTANTS = {
     ),
     "factor_of_another_token": (
         PRODUCER,
-        "output_factors().store(up_to_end);",
+        "output_factors().store_decays(log2_gamma, last);",
         "output_factors().store([this](int token, bool) { return power(float(T::kChunk - token)); });",
     ),
     "y_released_early": (

@@ -52,7 +52,7 @@ def predict(
     pieces = pieces_of(stretch, chunk=shape.knobs.chunk, ctas=ctas)
     before = replace(output, tokens=stretch * count, stretch=stretch // pieces, states_only=True)
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
-    moved = 4 * states * count * pieces  # written, scanned, read
+    moved = 4 * states * count * pieces  # of the backward: written, scanned, read
     auxiliary = engine.AuxiliaryWork().plus(moved, spec, fit)
     launches = [
         _predict_pass(problem, shape, stretches, spec, usage, fit) for stretches in (output, before)

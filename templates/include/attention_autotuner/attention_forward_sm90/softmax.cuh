@@ -20,12 +20,6 @@ inline constexpr float kRescaleSlack = 8.0f;       // powers of two that a row's
 inline constexpr float kLowestMaximum = -1.7e38f;  // of a row that has seen no key
 inline constexpr float kSumLimit = 1024.0f;        // of a lane's sum in a tile taken with the maximum of the last one
 
-__device__ __forceinline__ float reciprocal_approximate(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
 template <typename T>
 struct AttentionForwardSm90Softmax
     : std::conditional_t<T::kModified, AttentionForwardSm90Modified<T>, AttentionForwardSm90Rows<T>> {

@@ -10,6 +10,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_backward_sm90/gamma.cuh"
 #include "attention_autotuner/chunks_backward_sm90/mainloop.cuh"
+#include "attention_autotuner/chunks_backward_sm90/scan.cuh"
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
@@ -21,7 +22,6 @@
 #include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
-#include "attention_autotuner/sm90/chunk_scan.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {

@@ -125,18 +125,14 @@ struct ChunkBackwardStages {
   }
   // Whether a chunk is the sequence's last, which may be shorter.
   __device__ __forceinline__ bool is_last(int index) const { return row(index) + T::kChunk >= arguments.pass.seqlen; }
-  // Tokens of Z decay up to where the pass leaves the chunk, outputs from where it enters. Tokens beyond the sequence
-  // are zeros.
+  // Tokens of Z decay up to where the pass leaves the chunk, outputs from where it enters.
   __device__ __forceinline__ void store_token_factors() const {
     int const last = length(T::kReversed ? 0 : count - 1);
-    auto up_to_end = [this, last](int token, bool of_last) {
-      return power(float(maximum((of_last ? last : T::kChunk) - 1 - token, 0)));
-    };
     if constexpr (T::kReversed) {
       token_factors().store([this](int token, bool) { return power(float(token + 1)); });
-      output_factors().store(up_to_end);
+      output_factors().store_decays(log2_gamma, last);
     } else {
-      token_factors().store(up_to_end);
+      token_factors().store_decays(log2_gamma, last);
     }
   }
 

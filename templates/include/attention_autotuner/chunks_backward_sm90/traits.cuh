@@ -25,7 +25,7 @@ struct ChunkBackwardTraits {
   static constexpr bool kReversed = kResult == ChunkGradient::kDk || kResult == ChunkGradient::kDv;
   // The depth is dim_v, the columns are of dim_qk.
   static constexpr bool kTransposed = kResult == ChunkGradient::kDq || kResult == ChunkGradient::kDk;
-  static constexpr int kChunk = 64;
+  static constexpr int kChunk = kChunkTokens;
   static constexpr int kWarpgroups =
       Config::kWarpgroups;  // with 64 columns of Z each; one more computes scores and loads
   static constexpr int kCtasPerSm = Config::kCtasPerSm;

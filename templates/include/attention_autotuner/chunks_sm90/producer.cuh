@@ -79,12 +79,8 @@ struct ChunkSm90Stages {
 
   __device__ __forceinline__ TokenFactors token_factors() const { return {smem + T::kFactorOffset}; }
   __device__ __forceinline__ bool is_last(int index) const { return index + 1 == count; }
-  // V's tokens decay up to the chunk's end. Those beyond the sequence are zeros.
   __device__ __forceinline__ void store_token_factors() const {
-    int const last = length(count - 1);
-    token_factors().store([this, last](int token, bool of_last) {
-      return power(float(maximum((of_last ? last : T::kChunk) - 1 - token, 0)));
-    });
+    token_factors().store_decays(log2_gamma, length(count - 1));
   }
 
   __device__ __forceinline__ void init_barriers() const {

@@ -14,7 +14,7 @@ struct ChunkSm90Traits {
   using Element = typename Config::Element;
   static constexpr bool kStatesOnly = kStatesOnlyOf;  // neither Q nor an output
   static constexpr bool kDivided = Config::kSuperChunk != 0;
-  static constexpr int kChunk = 64;
+  static constexpr int kChunk = kChunkTokens;
   static constexpr int kWarpgroups =
       Config::kWarpgroups;  // with 64 columns of V each; one more computes scores and loads
   static constexpr int kCtasPerSm = Config::kCtasPerSm;

@@ -77,6 +77,12 @@ struct TokenFactors {
     float const value = factor(kMmaDepth * step + 8 * further + 2 * lane + e, thread >= kChunkTokens);
     store_shared(place + 4 * thread, __float_as_uint(value));
   }
+  // Decays up to the end of the chunk, of `last` tokens the sequence's last one. Tokens beyond are zeros.
+  __device__ __forceinline__ void store_decays(float log2_gamma, int last) const {
+    store([log2_gamma, last](int token, bool of_last) {
+      return exp2_approximate(log2_gamma * float(maximum((of_last ? last : kChunkTokens) - 1 - token, 0)));
+    });
+  }
   // Those of a step's tokens in this lane: two, and two eight tokens further.
   __device__ __forceinline__ float4 load(int step, bool last) const {
     return load_shared_float4(place + (last ? kTableBytes : 0) + 64 * (lane_here() & 3) + 16 * step);
