@@ -222,6 +222,21 @@ RETNET = [
         replace(
             candidate(
                 (16, 16),
+                decomposition="fused",
+                keys=item("both_ahead", first_stages=4, second_stages=4, mask_stages=2),
+                dq_share=DqShareSm90(dq_by="own", dq_add="stored"),
+                early_launches=True,
+                gathered_stores=True,
+            ),
+            op="retnet",
+            mask="explicit",
+        ),
+        RetNetBackward(any_values=True, r_grad=True, note=", through r, P and dS at once"),
+    ),
+    (
+        replace(
+            candidate(
+                (16, 16),
                 decomposition="two_pass",
                 keys=item("scores_ahead"),
                 dq=item("both_ahead"),

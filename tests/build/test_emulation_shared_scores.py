@@ -12,10 +12,9 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
 from attention_autotuner.core.problem import DType, Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
-from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.serving.loader import LoadedKernel
 from tests.emulation.build import build
-from tests.emulation.check import RUNS, check
+from tests.emulation.check import RUNS, check, uneven_levels
 
 pytestmark = pytest.mark.build
 
@@ -24,12 +23,22 @@ MUTANTS = {
     "slot_not_awaited": (SHARED, "wait(barrier + 8, exchange.phase ^ 1);", ""),
     "p_not_awaited": (SHARED, "wait(barrier, exchange.phase);", ""),
     "level_not_taken": (SHARED, "level[half] = other_level[half];", ""),
-    "share_not_taken": (SHARED, "shares[half] = level[half] / other_level[half];", ""),
+    "share_not_taken": (SHARED, "shares[1][half] = level[half] / other_level[half];", ""),
+    "old_share_not_taken": (
+        SHARED,
+        "shares[0][half] = other_level[half] / level[half];",
+        "factor[half] *= other_level[half] / level[half];",
+    ),
+    "sums_not_sent": (
+        SHARED,
+        "send(tile.slice ^ 1, key_tile == 0);",
+        "send(tile.slice ^ 1, false);",
+    ),
     "sum_not_taken": (SHARED, "sum[half] += other_sum[half];", ""),
     "v_released_early": (
         SHARED,
-        "send(tile.slice ^ 1);\n    warpgroup_wait<1>();\n    release(2);",
-        "send(tile.slice ^ 1); release(2); warpgroup_wait<1>();",
+        "warpgroup_wait<1>();\n    release(2);\n    Base::pack();",
+        "release(2); warpgroup_wait<1>(); Base::pack();",
     ),
     "ends_alone": (
         "attention_forward_sm90/kernel.cuh",
@@ -42,6 +51,8 @@ CAUGHT = [
     ("p_not_awaited", "lazy", "deadlock"),
     ("level_not_taken", "eager", "o: "),
     ("share_not_taken", "eager", "o: "),
+    ("old_share_not_taken", "eager", "o: "),
+    ("sums_not_sent", "eager", "o: "),
     ("sum_not_taken", "eager", "o: "),
     ("v_released_early", "eager", "races with the read of an MMA"),
     ("ends_alone", "random", "has ended"),
@@ -94,17 +105,6 @@ def candidate(dtype: DType = "fp16", **knobs: Any) -> Candidate:
     )
 
 
-def uneven_levels(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """Rows whose P leaves the range of fp16 in the keys of one CTA alone, at first or later, in those of either."""
-    mask = inputs.tensors["mask"]
-    for rows, keys in ((slice(0, None, 3), slice(64, 128)), (slice(1, None, 3), slice(0, 64))):
-        mask[:, rows, :128] *= 4000
-        mask[:, rows, keys] *= 8
-    mask[:, 5:90:7, 128:192] *= 60000
-    mask.clamp_(-60000, 60000)
-    return inputs, inputs
-
-
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
     return build(candidate(), tmp_path_factory.mktemp("shared"), MUTANTS)
@@ -131,6 +131,7 @@ def test_other_rings_and_way_of_o_are_right(tmp_path: Path) -> None:
 def test_mistakes_of_the_exchange_are_caught(
     emulated: LoadedKernel, mutant: str, policy: str, message: str
 ) -> None:
-    outcome = check(emulated, [ROWS], [(policy, 1)], adjust=uneven_levels, mutant=mutant)
+    runs = [(policy, 1), (policy, 0)]
+    outcome = check(emulated, [ROWS], runs, adjust=uneven_levels, mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
     assert message in outcome.reason, outcome.reason

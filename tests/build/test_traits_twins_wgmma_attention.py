@@ -73,6 +73,7 @@ ILLEGAL_MASKED = {
     "mask_stages_range": replace(MASKED, knobs=replace(MASKED.knobs, mask_stages=0)),
     "mask_fills_blocks": replace(MASKED, knobs=replace(MASKED.knobs, block_n=96)),
     "softmax_alone": replace(MASKED, knobs=replace(MASKED.knobs, optimistic=True)),
+    "kept_depth_range": replace(MASKED, knobs=replace(MASKED.knobs, kept_depth=24)),
     "exchange_stages_range": sharing(exchange_stages=3),
     "two_slices_share_scores": sharing(v_slices=1),
     "shared_scores_overlap": sharing(mainloop="serial"),

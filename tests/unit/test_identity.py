@@ -173,6 +173,7 @@ SOFTMAX_FLIPS: dict[str, Any] = {
     "mask_stages": 1,
     "v_slices": 2,
     "exchange_stages": 1,
+    "kept_depth": 64,
     "output": "direct",
     "schedule": "grid",
     "pack_gqa": True,

@@ -84,7 +84,7 @@ def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None
 
 @pytest.mark.parametrize(("dim", "stages"), [(64, 3), (128, 2)])
 def test_a_pass_takes_all_the_stages_that_fit(dim: int, stages: int) -> None:
-    narrow = POLICY.default(replace(MASKED, dim_qk=dim, dim_v=dim))
+    narrow = POLICY.default(replace(MASKED, dim_qk=dim, dim_v=dim, deterministic=True))
     for shape in shapes(narrow):
         prediction = fit(shape, POLICY.spec)
         assert prediction == shape.knobs

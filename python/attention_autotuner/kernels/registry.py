@@ -26,12 +26,12 @@ KERNELS: dict[str, Kernel[Any]] = {
     for kernel in (
         ScoresForwardSm80(),
         ScoresBackwardSm80(),
+        AttentionBackwardSm90(),
         ScoresBackwardSm90(),
         ChunksSm80(),
         ChunksSm90(),
         RecurrentSm80(),
         AttentionForwardSm90(),
-        AttentionBackwardSm90(),
         ChunksBackwardSm90(),
         GemmSm90(),
     )

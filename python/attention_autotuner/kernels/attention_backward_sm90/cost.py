@@ -27,6 +27,7 @@ HIDDEN_SHARES = {
 }
 
 
+AT_ONCE_SHARE = 0.75  # of P and dS whose factors are made once, by the instructions of a step
 SECTION_BYTES = 24e6  # kSectionBytes of the entry
 
 
@@ -62,6 +63,8 @@ def step_clks(
     mma = mma_clk(scores * shape.products, spec)
     hidden = HIDDEN_SHARES[shape.knobs.issue_order]
     exposed = fit.gradient_sm90_score_clk * scores * hidden * modified
+    if shape.scores_at_once:
+        exposed *= AT_ONCE_SHARE
     exposed += fit.gradient_sm90_step_clk + fit.gradient_sm90_load_clk * late_loads(shape)
     if shape.share is None:
         return mma, exposed

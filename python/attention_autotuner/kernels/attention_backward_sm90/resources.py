@@ -87,6 +87,12 @@ class BackwardPassSm90Shape(Sm90Shape):
         return self.has_dv or self.candidate.score == "softmax"
 
     @property
+    def scores_at_once(self) -> bool:
+        """True where P and dS of retnet are made from S and dP at once, with the same factors."""
+        both = self.has_dv and self.has_ds and self.candidate.score != "softmax"
+        return both and self.knobs.issue_order != "interleaved"
+
+    @property
     def owns_dq(self) -> bool:
         """True where a warpgroup does nothing but the share of dQ."""
         return self.share is not None and self.share.dq_by == "own"

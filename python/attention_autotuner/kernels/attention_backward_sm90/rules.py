@@ -235,7 +235,7 @@ def _shared_rows_of_plain_scores(c: Candidate) -> str | None:
 
 
 def _explicit_masks_pay(c: Candidate) -> str | None:
-    # The fastest on an H200, fp16, against `scores_backward_sm90`: 871 us to 880 at 64/64 and 1535 to 1338 at 128/128,
+    # The fastest on an H200, fp16, against `scores_backward_sm90`: 733 us to 855 at 64/64 and 1309 to 1262 at 128/128,
     # both 8 x 16 x 2k, and 1984 to 1294 at 256/256, 8 x 8 x 2k.
     widest = max(c.padded_dim_qk, c.padded_dim_v)
     if c.score != "masked" or widest <= MAX_MASKED_DIM:

@@ -32,6 +32,16 @@ from .knobs import (
 )
 from .resources import SWAPPED_BLOCK, BackwardPassSm90Shape, shapes, smem_bytes
 from .rules import PRUNING_PREDICATES, pass_of, passes_of
+from .suitability import (
+    WIDE,
+    is_uneven,
+    may_queue,
+    pays_masked,
+    pays_stored,
+    takes_both,
+    usual_order,
+    widest_dim,
+)
 
 # With the stages of what streams for S and for dP, and True where the rows' own operands stay in registers.
 Feed = tuple[IssueOrder, tuple[int, int], bool]
@@ -59,23 +69,11 @@ MASK_STAGES = (2, 1)  # of a mask that passes have
 # Modifications with which defaults launch early and store gathered, as those of plain scores do.
 GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
 BELOW_WIDE = 112  # of head dims, the widest with registers for the interleaved order, which comes first below
-WIDE, WIDEST = 128, 192  # head dims beyond which tiles leave few stages
+WIDEST = 192  # head dim beyond which, and beyond WIDE, tiles leave few stages
 SHARED_KEYS_DIM = 176  # of both head dims, from which warpgroups that share keys come first
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 8192  # from which those longer steps pay where blocks are uneven
 LONG_QUEUED_ROWS = 4096  # and where their shares of dQ are queued besides, as they were raced
-# Of queries, up to which sums pay that are stored before they are added to, by who computes shares, and whether blocks
-# are causal. In windows they pay at any length.
-STORED_ROWS: dict[tuple[DqBy, bool], int] = {
-    ("keys", True): 1024,
-    ("keys", False): 512,
-    ("own", True): 2048,
-}
-STORED_WAVES = 12
-"""Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
-NARROW = 8
-"""How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
-KEYS_OF_FUSED = 128  # of a block of fused passes
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
 
@@ -131,7 +129,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionBackwardSm90Kn
 def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | None:
     """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
 
-    None with an explicit mask as well, which `scores_backward_sm90` serves untuned. Where the problem asks for
+    None with an explicit mask as well, unless fused passes pay. Where the problem asks for
     determinism, shares of dQ are queued, or where they cannot be there is a pass over queries, so that no CTA waits
     for another: on an H200 two passes took 1.04 to 1.35 of the time without an order, and a queue 0.97 to 1.08.
     Blocks of few steps take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 %
@@ -140,11 +138,11 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     ALiBi at d128 the loop spills then, and no GPU has run the others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
-    if few or problem.mask == "explicit":
+    if few or (problem.mask == "explicit" and not pays_masked(problem, spec)):
         return None
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
-    space = replace(space, cta_orders=(_usual_order(problem, spec),))
-    uneven, long = _is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
+    space = replace(space, cta_orders=(usual_order(problem, spec),))
+    uneven, long = is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
     modified = bool(problem.compiled_modifications)
     long_uneven = LONG_QUEUED_ROWS if problem.deterministic else LONG_CAUSAL_ROWS
     swaps = not modified and problem.seqlen_q >= (long_uneven if uneven else LONG_ROWS)
@@ -154,7 +152,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
     few_steps = (uneven or modified) and not long
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
-    if fused is FEEDS and max(problem.padded_dim_qk, problem.padded_dim_v) == BELOW_WIDE:
+    if takes_both(problem):
+        fused = AHEAD
+    if fused is FEEDS and widest_dim(problem) == BELOW_WIDE:
         fused = (
             *TURNS,
             *WITHOUT_TURNS,
@@ -169,7 +169,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
     if problem.deterministic:
-        if _may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications):
+        if may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications):
             queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
             first = first_of(queued, FEEDS)
             if first is not None and first.dq_share is not None:
@@ -183,7 +183,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     better = replace(first, early_launches=True, gathered_stores=True)
     if better not in _points(problem, space, spec, fused):
         return first
-    if not _pays_stored(problem, first, spec):
+    if not pays_stored(problem, first, spec):
         return better
     # Sums that nobody clears: there 454 us against 467, and 369 against 392 causal.
     stored = first_of(replace(space, cta_orders=("raster",), dq_adds=("stored",)))
@@ -193,53 +193,6 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     return stored if alike else better
 
 
-def _pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchSpec) -> bool:
-    """True where blocks of keys have so few steps that clearing the sums of dQ counts."""
-    if problem.score != "softmax" or knobs.dq_share is None:
-        return False
-    if problem.compiled_modifications:
-        return set(problem.compiled_modifications) == {WINDOW}
-    if problem.seqlen_q > STORED_ROWS.get((knobs.dq_share.dq_by, problem.causal), 0):
-        return False
-    # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
-    # d128, 158 us against 144.
-    even = problem.seqlen_k <= KEYS_OF_FUSED or not _is_uneven(problem, spec)
-    return even or _has_waves(problem, spec)
-
-
-def _has_waves(problem: Problem, spec: ArchSpec) -> bool:
-    """True where SMs have so many blocks of keys of fused passes each that the last ones count little."""
-    blocks = -(-problem.seqlen_k // KEYS_OF_FUSED) * problem.heads_kv * problem.batch
-    return blocks >= STORED_WAVES * spec.num_sms
-
-
-def _may_queue(problem: Problem) -> bool:
-    """True where shares of dQ in the order of their blocks are offered."""
-    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
-    return problem.deterministic and problem.score == "softmax" and widest <= WIDE
-
-
-def _usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:
-    return "longest_first" if _is_uneven(problem, spec) else "raster"
-
-
-def _is_uneven(problem: Problem, spec: ArchSpec) -> bool:
-    return (problem.causal and not _is_narrow(problem, spec)) or problem.packed or problem.spanned
-
-
-def _is_narrow(problem: Problem, spec: ArchSpec) -> bool:
-    """True where a causal window leaves nearly all blocks of keys as many queries, so that CTAs may stay.
-
-    On an H200 that is 1 to 8 % faster where SMs have 15 of them, and 1 % faster to 12 % slower where they have 8. Other
-    modifications beside it, two passes and queued shares of dQ were not raced.
-    """
-    keys = problem.window_size[0] + 1
-    if problem.deterministic or not 0 < NARROW * keys <= problem.seqlen_k:
-        return False
-    fused = max(problem.padded_dim_qk, problem.padded_dim_v) <= WIDE
-    return fused and set(problem.compiled_modifications) == {WINDOW} and _has_waves(problem, spec)
-
-
 def _points(
     problem: Problem,
     space: AttentionBackwardSm90Space,
@@ -247,7 +200,7 @@ def _points(
     fused: tuple[Feed, ...] = FEEDS,
 ) -> Iterator[AttentionBackwardSm90Knobs]:
     seen: set[AttentionBackwardSm90Knobs] = set()
-    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
+    widest = widest_dim(problem)
     masks = MASK_STAGES if problem.mask == "explicit" else (0,)
     feeds: tuple[tuple[Feed, ...], ...] = (FEEDS,)
     tiles = tuple(product(space.key_blocks, space.query_tiles))
@@ -260,11 +213,11 @@ def _points(
         for mask_stages, (dq_by, block), of_pass, dq_add, early in product(
             masks, space.shares, (fused, TURNS, AHEAD, SERIAL), space.dq_adds, space.early
         ):
-            other = {WIDE: AHEAD, BELOW_WIDE: TURNS}.get(widest)
+            other = AHEAD if takes_both(problem) else {WIDE: AHEAD, BELOW_WIDE: TURNS}.get(widest)
             feeding = of_pass is fused or of_pass is other
-            usual = cta_order == _usual_order(problem, spec) and feeding
+            usual = cta_order == usual_order(problem, spec) and feeding
             if dq_add in STORED:
-                queues = _may_queue(problem) and block <= SWAPPED_BLOCK
+                queues = may_queue(problem) and block <= SWAPPED_BLOCK
                 offered = queues if dq_add == "queued" else block in space.stored_blocks
                 offered = offered and early and feeding and cta_order == "raster"
             elif dq_add == "bulk":
@@ -303,7 +256,7 @@ def _points(
                 )
                 dq = replace(plain, warpgroups=groups, block_columns=columns)
                 knobs = _fitted(problem, spec, decomposition, plain, of_pass, cta_order, dq=dq)
-                usual = cta_order == _usual_order(problem, spec) and of_pass is FEEDS
+                usual = cta_order == usual_order(problem, spec) and of_pass is FEEDS
                 for early in space.early:
                     if early and not (usual and (problem.deterministic or widest > WIDE)):
                         continue
@@ -325,7 +278,7 @@ def _shared(
     """Points of keys that warpgroups share, beside a pass over queries of so many keys a step."""
     dq = BackwardPassSm90(block_columns=columns, issue_order=FEEDS[0][0])
     for (block, order), early in product(space.shared_keys, reversed(space.early)):
-        if not early or cta_order == _usual_order(problem, spec):
+        if not early or cta_order == usual_order(problem, spec):
             keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
             knobs = _fitted(problem, spec, "two_pass", keys, FEEDS, cta_order, dq=dq)
             yield replace(knobs, early_launches=early, gathered_stores=early)
@@ -345,7 +298,7 @@ def _fitted(
     knobs = AttentionBackwardSm90Knobs(
         decomposition=decomposition,
         cta_order=cta_order,
-        persistent=not _is_uneven(problem, spec),
+        persistent=not is_uneven(problem, spec),
         **passes,
     )
     fitted = {

@@ -40,6 +40,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
         exchange_stages: stages of P that the two slices of a tile of rows send each other, as a cluster in which each
             computes the scores of half of a step's keys; 0 where each computes all of them. K and V then go through
             one ring of the stages of both.
+        kept_depth: columns of Q that stay in registers, so that shared memory is read less.
         output: ``through_q``: O leaves through the shared memory of its Q, by TMA; ``direct``: from registers.
         schedule: ``grid``: one CTA for each tile of rows; ``static``: CTAs stay and take every n-th tile; ``dynamic``:
             they claim the next one.
@@ -68,6 +69,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     mask_stages: int = 0
     v_slices: int = 1
     exchange_stages: int = field(default=0, metadata=LATER)
+    kept_depth: int = field(default=0, metadata=LATER)
     output: Output = "through_q"
     schedule: Schedule = "dynamic"
     pack_gqa: bool = False
@@ -105,6 +107,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 f"q{self.q_stages}k{self.k_stages}v{self.v_stages}",
                 *([f"m{self.mask_stages}v{self.v_slices}"] if masked else []),
                 *([f"x{self.exchange_stages}"] if self.exchange_stages else []),
+                *([f"k{self.kept_depth}"] if self.kept_depth else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
                 *split_words(self),

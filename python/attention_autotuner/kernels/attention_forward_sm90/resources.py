@@ -62,12 +62,12 @@ class AttentionForwardSm90Shape(Sm90Shape):
 
     @property
     def fragment_registers(self) -> int:
-        """Registers that a thread's fragments take: O, S, and P unless it takes the place of S.
+        """Registers that a thread's fragments take: O, S, what is kept of Q, and P unless it takes the place of S.
 
         The next P counts where it is made while this one is still read.
         """
         knobs = self.knobs
-        fragments = self.value_columns // 2 + knobs.score_keys // 2
+        fragments = self.value_columns // 2 + knobs.score_keys // 2 + knobs.kept_depth // 4
         if knobs.mainloop != "strict":
             fragments += knobs.block_n // 4
         if knobs.overlaps and knobs.optimistic:

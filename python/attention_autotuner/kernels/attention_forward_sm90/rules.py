@@ -22,6 +22,7 @@ from .resources import (
 MAX_KEY_STAGES = 8
 MAX_MASK_STAGES = 4
 MAX_EXCHANGE_STAGES = 2
+MMA_DEPTH = 16
 LEAST_RING_STAGES = 3  # where scores are shared: K of the next step, V of both halves of this one
 SOFTMAX_KNOBS = ("optimistic", "pack_gqa", "split_kv")  # which a mask's scores have no use for
 
@@ -83,6 +84,13 @@ def _shared_ring_holds_step(s: AttentionForwardSm90Shape) -> str | None:
     if not s.knobs.exchange_stages or stages >= LEAST_RING_STAGES:
         return None
     return f"a step holds {LEAST_RING_STAGES} tiles of K and V, got {stages} stages"
+
+
+def _kept_depth_range(s: AttentionForwardSm90Shape) -> str | None:
+    kept, depth = s.knobs.kept_depth, s.candidate.padded_dim_qk
+    if kept == 0 or (0 < kept <= depth and kept % MMA_DEPTH == 0 and not s.knobs.exchange_stages):
+        return None
+    return f"kept_depth must be steps of {MMA_DEPTH} up to {depth}, and 0 where scores are shared, got {kept}"
 
 
 def _softmax_alone(s: AttentionForwardSm90Shape) -> str | None:
@@ -167,6 +175,7 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "shared_scores_overlap": _shared_scores_overlap,
     "clusters_claim_nothing": _clusters_claim_nothing,
     "shared_ring_holds_step": _shared_ring_holds_step,
+    "kept_depth_range": _kept_depth_range,
     "softmax_alone": _softmax_alone,
     "slices_fill_blocks": _slices_fill_blocks,
     "flat_needs_two_stages": _flat_needs_two_stages,

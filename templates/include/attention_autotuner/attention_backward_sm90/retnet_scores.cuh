@@ -1,7 +1,8 @@
 // The scores of retnet's backward, of a consumer warpgroup: P and dS from S and dP, times the factors of a mask or of a
 // decay.
 //
-// Passes that take P and dS make these factors twice: the registers to keep them in are the results'.
+// Passes that take P and dS make these factors twice: the registers to keep them in are the results'. Where S and dP
+// are there at the same time, they make them once.
 #pragma once
 
 #include <cstdint>
@@ -112,7 +113,7 @@ struct BackwardPassSm90RetNet : BackwardPassSm90Scores<T> {
   __device__ __forceinline__ void find_bias(Cursor const&) const {}
   // P in the place of S, in passes that take it.
   __device__ __forceinline__ void scores_to_p(int index, Cursor const& now) {
-    if constexpr (T::kHasDv) {
+    if constexpr (T::kHasDv && !T::kScoresAtOnce) {
       Factors factors(*this, index, now, first_row());
       if (factors.crossed()) {
         multiply<true>(factors, index);
@@ -176,6 +177,7 @@ struct BackwardPassSm90RetNet : BackwardPassSm90Scores<T> {
     uint32_t const lane = 8 * (lane_index() & 3);
     uint32_t const bases = Base::base_of(First::stage(index)) + lane;
     uint32_t const shifts = Base::shift_of(Second::stage(index)) + lane;
+    float const c = arguments.common.c;
     for_each_group<Crossed>(factors, [&](int g) {
       float2 base{}, shift{};
       if constexpr (!T::kByQueries) base = load_shared_float2(bases + 32 * g);
@@ -188,14 +190,20 @@ struct BackwardPassSm90RetNet : BackwardPassSm90Scores<T> {
         }
         int const first = 4 * g + 2 * half;
         float2 const m = factors.template next<Crossed>(g, half);
+        if constexpr (T::kScoresAtOnce) {
+          s[first] *= m.x * (base.x * c);
+          s[first + 1] *= m.y * (base.y * c);
+        }
         dp[first] = gradient<Signs>(first, base.x, shift.x, m.x);
         dp[first + 1] = gradient<Signs>(first + 1, base.y, shift.y, m.y);
       }
     });
+    if constexpr (T::kScoresAtOnce) fence_accumulators(s);
     fence_accumulators(dp);
   }
   template <bool Signs>
   __device__ __forceinline__ float gradient(int i, float base, float shift, float m) const {
+    if constexpr (T::kScoresAtOnce && !Signs) return dp[i] * (m * base);  // of which P has m times what it takes
     float dx = dp[i] * base;
     if constexpr (Signs) dx += with_sign(T::kSignsAlone ? s[i] * m * arguments.common.c : s[i], shift);
     return dx * m;

@@ -75,6 +75,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kHasDv = kPass == GradientPass::kKeys || kPass == GradientPass::kDv;
   static constexpr bool kSignsAlone = kRetNet && !kHasDv;  // of S, and those only where r has a gradient
   static constexpr bool kTakesScores = !kSignsAlone;
+  // P and dS of retnet are made from S and dP at once, unless MMAs take P before dP is there.
+  static constexpr bool kScoresAtOnce = kRetNet && kHasDv && kHasDs && kOrder != IssueOrder::kInterleaved;
   static constexpr bool kPacksCapped = Mods::kSoftcap && kHasDs && kHasDv;  // P for dV differs from that of dS
   static constexpr int kDsStages = Share::kDsStages;                        // of dS in shared memory
   static constexpr bool kSharesDq = kDsStages > 0;

@@ -11,6 +11,9 @@
 #include "attention_autotuner/attention_forward_sm90/producer.cuh"
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
 
 namespace attention_autotuner::softmax_forward {
 
@@ -48,6 +51,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   RingCursor<T::kQStages> q;
   RingCursor<T::kKStages> k;
   RingCursor<T::kVStages> v;
+  uint32_t kept[T::kKeptDepth > 0 ? T::kKeptDepth / 4 : 1];  // the first columns of Q, as operands
 
   // --- MMAs and stages -----------------------------------------------------------------------------------------------
 
@@ -59,9 +63,13 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
 #pragma unroll
     for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
       int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
-      Wgmma<T::kBlockN>::template ss<Element, 0>(
-          s, advance_desc(q_desc, block * T::kBlockM * kSwizzleRowBytes + within),
-          advance_desc(k_desc, block * T::kBlockN * kSwizzleRowBytes + within), step > 0);
+      uint64_t const k_here = advance_desc(k_desc, block * T::kBlockN * kSwizzleRowBytes + within);
+      if (step * kMmaDepth < T::kKeptDepth) {
+        Wgmma<T::kBlockN>::template rs<Element, 0>(s, kept + 4 * step, k_here, step > 0);
+      } else {
+        Wgmma<T::kBlockN>::template ss<Element, 0>(
+            s, advance_desc(q_desc, block * T::kBlockM * kSwizzleRowBytes + within), k_here, step > 0);
+      }
     }
     warpgroup_commit_batch();
   }
@@ -75,7 +83,22 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     }
     warpgroup_commit_batch();
   }
-  __device__ __forceinline__ void wait_q() const { wait(full(T::kQBarrier, q.stage), q.phase); }
+  // For Q, whose first columns stay. No MMA that reads them may be in flight.
+  __device__ __forceinline__ void wait_q() {
+    wait(full(T::kQBarrier, q.stage), q.phase);
+    if constexpr (T::kKeptDepth > 0) {
+      int const matrix = lane_index() / 8, key = lane_index() & 7;
+      int const row = group * kWarpgroupRows + 16 * warp_in_warpgroup() + 8 * (matrix % 2) + key;
+#pragma unroll
+      for (int step = 0; step < T::kKeptDepth / kMmaDepth; ++step) {
+        uint32_t words[4];
+        load_matrix_x4(words, swizzled_address<T::kBlockM>(q_tile(q.stage), row, 2 * step + matrix / 2, key));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) kept[4 * step + i] = words[i];
+      }
+      fence_operands(kept);
+    }
+  }
   __device__ __forceinline__ void wait_k() const { wait(full(T::kKBarrier, k.stage), k.phase); }
   __device__ __forceinline__ void wait_v() const { wait(full(T::kVBarrier, v.stage), v.phase); }
   __device__ __forceinline__ void release_q() {

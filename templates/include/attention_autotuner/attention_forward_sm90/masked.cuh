@@ -1,8 +1,8 @@
 // Scores of retnet's forward on the loop of attention's: Y = S M with the tile of an explicit mask, and sums of |Y|.
 //
-// P grows unnormalised; r meets O once, at the end. In fp16, P may leave the range of its type. A row's level, the
-// scale at first, then goes down by a power of two, and its O with it: rare, decided by each lane's sum of |P| in a
-// tile. bf16 has the range of fp32, and its level is 1.
+// P grows unnormalised; r meets O once, at the end, and so does a scale of at most 1. In fp16, P may leave the range of
+// its type. A row's level, 1 or a greater scale at first, then goes down by a power of two, and its O with it: rare,
+// decided by each lane's sum of |P| in a tile. bf16 has the range of fp32, and its level is 1.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +35,14 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
   static constexpr int kExponent = 9;  // a lowered row's largest such sum is within 2^9 and 2^10
 
   float tile_sum[2];  // of |Y| of one tile, over this lane's columns
+  bool leveled;       // whether a level of the warp's rows is not 1
   RingCursor<T::kMaskStages> masks;
 
   __device__ __forceinline__ void start_rows() {
+    leveled = kGuarded && fabsf(arguments.scale) > 1.0f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      level[half] = kGuarded ? arguments.scale : 1.0f;
+      level[half] = leveled ? arguments.scale : 1.0f;
       sum[half] = 0.0f;
     }
   }
@@ -89,16 +91,21 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
       factor[half] = most > kLimit ? __int_as_float(bits) : 1.0f;
       level[half] *= factor[half];
     }
+    leveled = true;
     return true;
   }
   // A word of P.
+  template <bool Leveled>
   __device__ __forceinline__ uint32_t packed(int i) const {
-    float const f = kGuarded ? level[i % 2] : 1.0f;
+    float const f = Leveled ? level[i % 2] : 1.0f;
     return pack_pair<Element>(s[2 * i] * f, s[2 * i + 1] * f);
   }
   __device__ __forceinline__ void pack() {
-#pragma unroll
-    for (int i = 0; i < T::kScoreKeys / 4; ++i) p[i] = packed(i);
+    if (kGuarded && leveled) {
+      pack_words<true>();
+    } else {
+      pack_words<false>();
+    }
   }
   // P of a tile in the place of the last. No MMA may be in flight.
   __device__ __forceinline__ bool scores_to_p(bool) {
@@ -116,20 +123,24 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
       float const magnitude = quad_sum(total[half]) * fabsf(scale);
       bool const divides = arguments.normalize && scale != 0.0f;
       float const r = divides ? fminf(fmaxf(magnitude, 1.0f), arguments.r_clamp_max) : 1.0f;
-      float const whole = kGuarded ? levels[half] / scale : 1.0f;  // a power of two: P over X, in bf16 over Y
-      inverse[half] = scale == 0.0f ? 0.0f : (kGuarded ? 1.0f : scale) / (whole * r);
+      inverse[half] = scale == 0.0f ? 0.0f : scale / (levels[half] * r);
       total[half] = r;
     }
   }
 
  private:
+  template <bool Leveled>
+  __device__ __forceinline__ void pack_words() {
+#pragma unroll
+    for (int i = 0; i < T::kScoreKeys / 4; ++i) p[i] = packed<Leveled>(i);
+  }
   template <bool Causal>
   __device__ __forceinline__ void multiply(MaskRows<T>& rows) {
     tile_sum[0] = tile_sum[1] = 0.0f;
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kScoreKeys / 16; ++sixteen) {
       uint32_t words[4];
-      rows.template load<Causal>(words, sixteen);
+      rows.template load<Causal, T::kSharesScores || !T::kOverlaps>(words, sixteen);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int const g = 2 * sixteen + i / 2, half = i % 2;

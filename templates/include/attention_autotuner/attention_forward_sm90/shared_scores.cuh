@@ -144,8 +144,8 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
   __device__ __forceinline__ static int words_offset(int i) { return (i * kWarpgroupThreads + thread()) * 16; }
   __device__ __forceinline__ static int rows_offset() { return 64 * T::kScoreKeys * 2 + thread() / 4 * 16; }
 
-  // P of this CTA's keys from the scores, to the other CTA.
-  __device__ __forceinline__ void send(int other) {
+  // P of this CTA's keys, to the other CTA; `last` in its tile of rows, with the sums of these.
+  __device__ __forceinline__ void send(int other, bool last) {
     uint32_t const barrier = full(exchange_barrier(exchange.stage), 0);
     wait(barrier + 8, exchange.phase ^ 1);
     uint32_t const target = remote_address(exchanged(exchange.stage), other), counts = remote_address(barrier, other);
@@ -153,10 +153,14 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     for (int i = 0; i < kWords / 4; ++i) {
       uint32_t words[4];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) words[w] = Base::packed(4 * i + w);
+      for (int w = 0; w < 4; ++w) words[w] = p[4 * i + w];
       store_remote(target + words_offset(i), words, counts);
     }
-    float const totals[2] = {quad_sum(sum[0]), quad_sum(sum[1])};
+    float totals[2] = {};
+    if (last) {
+      totals[0] = quad_sum(sum[0]);
+      totals[1] = quad_sum(sum[1]);
+    }
     uint32_t const rows[4] = {__float_as_uint(level[0]), __float_as_uint(level[1]), __float_as_uint(totals[0]),
                               __float_as_uint(totals[1])};
     if ((lane_index() & 3) == 0) store_remote(target + rows_offset(), rows, counts);
@@ -190,28 +194,31 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     if (warp_arrives()) arrive_remote_after(some, remote_address(barrier + 8, other));
     exchange.advance();
   }
-  // Takes both halves of P at the lower of their levels. Returns whether O has to be multiplied with `factor`, `due`
-  // being whether it had to be for this CTA's own sake.
+  // Takes both halves of P at the lower of their levels, which differ by a power of two. Returns whether O has to be
+  // multiplied with `factor`, `due` being whether it had to be for this CTA's own sake.
   __device__ __forceinline__ bool reconcile(bool due) {
     if constexpr (!Base::kGuarded) return false;
     bool const differ = other_level[0] != level[0] || other_level[1] != level[1];
     if (!__any_sync(0xffffffffu, due || differ)) return false;
-    float shares[2];  // of the other's P
+    Base::leveled = true;
+    float shares[2][2];  // of each CTA's P, by rows
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!due) factor[half] = 1.0f;
-      shares[half] = 1.0f;
+      shares[0][half] = shares[1][half] = 1.0f;
       if (fabsf(other_level[half]) < fabsf(level[half])) {
-        factor[half] *= other_level[half] / level[half];
+        shares[0][half] = other_level[half] / level[half];
+        factor[half] *= shares[0][half];
         level[half] = other_level[half];
       } else if (other_level[half] != level[half]) {
-        shares[half] = level[half] / other_level[half];
+        shares[1][half] = level[half] / other_level[half];
       }
     }
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      float2 const pair = unpack_pair<Element>(p[kWords + i]);
-      p[kWords + i] = pack_pair<Element>(pair.x * shares[i % 2], pair.y * shares[i % 2]);
+    for (int i = 0; i < 2 * kWords; ++i) {
+      float2 const pair = unpack_pair<Element>(p[i]);
+      float const share = shares[i / kWords][i % 2];
+      p[i] = pack_pair<Element>(pair.x * share, pair.y * share);
     }
     return true;
   }
@@ -226,10 +233,10 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     release(1);
     Base::mask(tile, Base::last_key_tile());
     Base::exact_scores();
-    send(tile.slice ^ 1);
+    Base::pack();
+    send(tile.slice ^ 1, Base::last_key_tile() == 0);
     receive(tile.slice ^ 1);
     reconcile(false);
-    Base::pack();
     fence_operands(p);
   }
   // Scores of one step, then the output of the one before.
@@ -242,9 +249,10 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     release(3);
     Base::mask(tile, key_tile);
     bool due = Base::exact_scores();
-    send(tile.slice ^ 1);
     warpgroup_wait<1>();
     release(2);
+    Base::pack();  // in the place of P of the step before, which has been read
+    send(tile.slice ^ 1, key_tile == 0);
     warpgroup_wait<0>();
     release(1);
     fence_accumulators(s);
@@ -252,7 +260,6 @@ struct SharedScoresConsumer : AttentionForwardSm90Output<T> {
     receive(tile.slice ^ 1);
     due = reconcile(due);
     if (due) Base::rescale_output();
-    Base::pack();
     fence_operands(p);
   }
   __device__ __forceinline__ void last_step(int accumulate) {

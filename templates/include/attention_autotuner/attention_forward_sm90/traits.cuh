@@ -58,6 +58,7 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
   static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
   static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
+  static constexpr int kKeptDepth = Config::kKeptDepth;  // columns of Q that stay in registers
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kProducers = kMasked && !kSharesScores ? 3 : 2;  // threads
   // As tiles of the mask are read.
@@ -73,8 +74,8 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static constexpr int kConsumerRegisters =
       minimum(240, (kEvenRegisters * (1 + kWarpgroups) - kProducerRegisters) / maximum(1, kWarpgroups) / 8 * 8);
   static constexpr int kRegistersBesideFragments = 32;
-  // O, S, and P unless it takes the place of S; the next P where it is made while this one is still read.
-  static constexpr int kFragmentRegisters = kColumns / 2 + kScoreKeys / 2 +
+  // O, S, what is kept of Q, and P unless it takes the place of S; the next P where it is made while this one is read.
+  static constexpr int kFragmentRegisters = kColumns / 2 + kScoreKeys / 2 + kKeptDepth / 4 +
                                             (kMainloop == Mainloop::kStrict ? 0 : kBlockN / 4) +
                                             (kOverlaps && kOptimistic ? kBlockN / 4 : 0);
 
@@ -96,6 +97,8 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static_assert(!kSharesScores || (kMainloop == Mainloop::kOverlap && !kPingPong), "shared_scores_overlap");
   static_assert(!kSharesScores || kSchedule != Schedule::kDynamic, "clusters_claim_nothing");
   static_assert(!kSharesScores || kKStages + kVStages >= 3, "shared_ring_holds_step");
+  static_assert(kKeptDepth % 16 == 0 && kKeptDepth >= 0 && kKeptDepth <= kDepth && !(kSharesScores && kKeptDepth > 0),
+                "kept_depth_range");
   static_assert(!kMasked || !(kOptimistic || kPackGqa || kSplitKv), "softmax_alone");
   static_assert(kVSlices == 1 || kColumns % 64 == 0 || kOutput == Output::kDirect, "slices_fill_blocks");
   static_assert(!kFlat || (kQStages == 2 && kKStages > 1 && kVStages > 1), "flat_needs_two_stages");

@@ -1,0 +1,107 @@
+"""The suitable defaults of attention's backward of family ``sm90``, as races on an H200 have them."""
+
+from __future__ import annotations
+
+from ...arch.spec import ArchSpec
+from ...core.modifications import WINDOW
+from ...core.problem import Problem
+from ..shared.knobs import CtaOrder
+from .knobs import AttentionBackwardSm90Knobs, DqBy
+from .rules import MAX_MASKED_DIM
+
+WIDE = 128  # of head dims, the widest of fused passes
+# Of queries, up to which sums pay that are stored before they are added to, by who computes shares, and whether blocks
+# are causal. In windows they pay at any length.
+STORED_ROWS: dict[tuple[DqBy, bool], int] = {
+    ("keys", True): 1024,
+    ("keys", False): 512,
+    ("own", True): 2048,
+}
+STORED_WAVES = 12
+"""Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
+NARROW = 8
+"""How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
+KEYS_OF_FUSED = 128  # of a block of fused passes
+EMPLOYED_TENTHS = 7  # of the SMs, that their blocks employ at least where fused passes read a mask
+
+
+def takes_both(problem: Problem) -> bool:
+    """True where passes have registers for S and dP of retnet at once, so that factors of scores are made once.
+
+    On an H200, fp16, 8 x 16 heads of 2048 tokens, d64, a mask: 733 us against 878 interleaved.
+    """
+    return problem.score != "softmax" and widest_dim(problem) <= MAX_MASKED_DIM
+
+
+def pays_masked(problem: Problem, spec: ArchSpec) -> bool:
+    """True where a fused pass over keys, which reads an explicit mask once, is the fastest, and blocks employ the SMs.
+
+    On an H200 against passes of their own, which give the same bits every time: 733 us to 855 at 8 x 16 x 2048, d64,
+    46 to 48 at 8 x 8 x 512, where SMs have two blocks each, and 41 to 36 at 1 x 8 x 1024, where half of them have one.
+    """
+    employed = 10 * blocks(problem) >= EMPLOYED_TENTHS * spec.num_sms
+    return takes_both(problem) and not problem.deterministic and employed
+
+
+def widest_dim(problem: Problem) -> int:
+    """The larger of the padded head dims."""
+    return max(problem.padded_dim_qk, problem.padded_dim_v)
+
+
+def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchSpec) -> bool:
+    """True where blocks of keys have so few steps that clearing the sums of dQ counts.
+
+    With an explicit mask it pays at any length, 1434 us against 1549 with 4096 tokens, d64; with a decay where the
+    warpgroups of keys add dQ, 767 us against 796 with 2048 tokens, d128.
+    """
+    if knobs.dq_share is None:
+        return False
+    if problem.score != "softmax":
+        pays = problem.mask == "explicit" or knobs.dq_share.dq_by == "keys"
+        return pays and has_waves(problem, spec)
+    if problem.compiled_modifications:
+        return set(problem.compiled_modifications) == {WINDOW}
+    if problem.seqlen_q > STORED_ROWS.get((knobs.dq_share.dq_by, problem.causal), 0):
+        return False
+    # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
+    # d128, 158 us against 144.
+    even = problem.seqlen_k <= KEYS_OF_FUSED or not is_uneven(problem, spec)
+    return even or has_waves(problem, spec)
+
+
+def has_waves(problem: Problem, spec: ArchSpec) -> bool:
+    """True where SMs have so many blocks of keys of fused passes each that the last ones count little."""
+    return blocks(problem) >= STORED_WAVES * spec.num_sms
+
+
+def blocks(problem: Problem) -> int:
+    """Blocks of keys of fused passes."""
+    return -(-problem.seqlen_k // KEYS_OF_FUSED) * problem.heads_kv * problem.batch
+
+
+def may_queue(problem: Problem) -> bool:
+    """True where shares of dQ in the order of their blocks are offered."""
+    return problem.deterministic and problem.score == "softmax" and widest_dim(problem) <= WIDE
+
+
+def usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:
+    """The order of the list of CTAs that needs no tuning."""
+    return "longest_first" if is_uneven(problem, spec) else "raster"
+
+
+def is_uneven(problem: Problem, spec: ArchSpec) -> bool:
+    """True where blocks of keys have unlike numbers of steps."""
+    return (problem.causal and not is_narrow(problem, spec)) or problem.packed or problem.spanned
+
+
+def is_narrow(problem: Problem, spec: ArchSpec) -> bool:
+    """True where a causal window leaves nearly all blocks of keys as many queries, so that CTAs may stay.
+
+    On an H200 that is 1 to 8 % faster where SMs have 15 of them, and 1 % faster to 12 % slower where they have 8. Other
+    modifications beside it, two passes and queued shares of dQ were not raced.
+    """
+    keys = problem.window_size[0] + 1
+    if problem.deterministic or not 0 < NARROW * keys <= problem.seqlen_k:
+        return False
+    fused = widest_dim(problem) <= WIDE
+    return fused and set(problem.compiled_modifications) == {WINDOW} and has_waves(problem, spec)
