@@ -142,8 +142,8 @@ class Coefficients:
     spill_clk_per_byte: float = fitted(1.0, 0.25, 4.0)
     spill_share_outside_loops: float = fitted(0.05, 0.0, 0.5)
 
-    attention_sm90_mask_score_clk: float = fitted(0.09, 0.01, 0.2)
-    attention_sm90_mask_clk: float = fitted(135.0, 0.0, 1500.0)
+    attention_sm90_mask_score_clk: float = fitted(0.05, 0.01, 0.2)
+    attention_sm90_mask_clk: float = fitted(500.0, 0.0, 1500.0)
     score_masked_alu_share: float = fitted(0.7, 0.3, 1.5)
     score_decayed_alu_share: float = fitted(0.9, 0.3, 2.0)
     score_decayed_exponentials: float = fitted(0.1, 0.0, 1.0)

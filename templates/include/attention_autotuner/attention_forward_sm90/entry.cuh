@@ -164,9 +164,14 @@ struct AttentionForwardSm90Entry {
   static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
     int const packed_heads = p.heads_q / packed.heads.divisor, group = packed_heads / p.heads_kv;
     int const heads_q = packed_heads * T::kVSlices, heads = heads_q * batch_of<T::kPacked>(p);
-    int const section = section_heads(p, group * T::kVSlices), tiles = heads * row_blocks;
+    int const section = section_heads(p, group * T::kVSlices), all = heads * row_blocks;
     int const sections = divide_up(heads, section), last = heads - (sections - 1) * section;
-    return {tiles * splits(p),
+    // Those that queries fill in part come last where that leaves a warpgroup nothing to do.
+    int const rest = p.seqlen_q % T::kBlockM;
+    bool const short_last = rest > 0 && rest <= T::kBlockM - softmax_forward::kWarpgroupRows;
+    if (T::kMasked && !longest_last(p) && row_blocks > 1 && short_last) row_blocks = p.seqlen_q / T::kBlockM;
+    int const tiles = heads * row_blocks;
+    return {all * splits(p),
             row_blocks,
             sections,
             longest_last(p),

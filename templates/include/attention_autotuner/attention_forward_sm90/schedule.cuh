@@ -16,13 +16,15 @@ namespace attention_autotuner {
 //
 // A head is a query head, or one for each slice of its columns of V, or, where rows are packed, so many of one group as
 // a tile packs. Split by split comes the whole order, so that heads that share keys read the same ones at a time. An
-// explicit mask is a head's, for all batches: there the batches of a head are neighbours, and read it together.
+// explicit mask is a head's, for all batches: there the batches of a head are neighbours, and read it together; and row
+// blocks that leave a warpgroup without queries may come after all others, so that the CTAs that end last have short
+// tiles.
 struct WorkList {
   int tiles, row_blocks, sections;
   bool longest_first;
   // `inner`: what of heads and batches counts faster: heads (or their slices), or the batches (and slices) of a head.
   Divider section_tiles, section_heads, last_heads, inner, group;
-  Divider split_tiles, splits;  // tiles of one split, and how many splits there are
+  Divider split_tiles, splits;  // tiles of one split, or, with a mask, of whole row blocks; how many splits there are
   int* claimed;                 // of a dynamic schedule: how many tiles were claimed beyond the first of every CTA
 };
 
@@ -59,9 +61,15 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
   int const section = list.section_tiles.divide(index);
   int const within = index - section * list.section_tiles.divisor;
   bool const last = section == list.sections - 1;
-  int const rank = last ? list.last_heads.divide(within) : list.section_heads.divide(within);
-  int const head_batch = section * list.section_heads.divisor + within -
-                         rank * (last ? list.last_heads.divisor : list.section_heads.divisor);
+  int rank = last ? list.last_heads.divide(within) : list.section_heads.divide(within);
+  int head_batch = section * list.section_heads.divisor + within -
+                   rank * (last ? list.last_heads.divisor : list.section_heads.divisor);
+  if constexpr (T::kMasked) {
+    if (index >= list.split_tiles.divisor) {
+      rank = list.row_blocks;
+      head_batch = index - list.split_tiles.divisor;
+    }
+  }
   int const outer = list.inner.divide(head_batch);
   int const sliced = head_batch - outer * list.inner.divisor, inner = sliced / T::kVSlices;
   return {list.longest_first ? list.row_blocks - 1 - rank : rank,
