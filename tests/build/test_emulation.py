@@ -147,9 +147,13 @@ def test_masked_scores_are_right(builds: Path, dims: tuple[int, int], kept: int)
     """The way of O differs: through the memory of Q, from registers, by slices of V that are not whole."""
     problem = replace(ODD, op="retnet", mask="explicit", dim_qk=dims[0], dim_v=dims[1])
     default = H100().default(problem)
-    candidate = replace(default, knobs=replace(default.knobs, kept_depth=kept))
-    kernel = build(candidate, builds / f"masked_{dims[1]}")
-    outcome = check(kernel, [problem, replace(problem, causal=True, seqlen_k=77)], RUNS[::2])
+    schedule = "static" if kept else default.knobs.schedule
+    knobs = replace(default.knobs, kept_depth=kept, schedule=schedule)
+    kernel = build(replace(default, knobs=knobs), builds / f"masked_{dims[1]}")
+    problems = [problem, replace(problem, causal=True, seqlen_k=77)]
+    if kept:  # with tiles of Q that follow each other
+        problems.append(replace(problem, seqlen_q=600, heads_q=3, heads_kv=3))
+    outcome = check(kernel, problems, RUNS[::2])
     assert outcome.ok, outcome.reason
     outcome = check(kernel, [problem], RUNS[1:2], adjust=uneven_levels)
     assert outcome.ok, outcome.reason

@@ -97,6 +97,8 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
         for (int i = 0; i < 4; ++i) kept[4 * step + i] = words[i];
       }
       fence_operands(kept);
+      // One thread lets go of this stage for all, which have read then.
+      if constexpr (T::kOutput == Output::kDirect) warpgroup_barrier(group);
     }
   }
   __device__ __forceinline__ void wait_k() const { wait(full(T::kKBarrier, k.stage), k.phase); }

@@ -140,7 +140,7 @@ struct AttentionForwardSm90Masked : AttentionForwardSm90Rows<T> {
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kScoreKeys / 16; ++sixteen) {
       uint32_t words[4];
-      rows.template load<Causal, T::kSharesScores || !T::kOverlaps>(words, sixteen);
+      rows.template load<Causal, T::kDerivesAddresses>(words, sixteen);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int const g = 2 * sixteen + i / 2, half = i % 2;

@@ -61,6 +61,8 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static constexpr int kKeptDepth = Config::kKeptDepth;  // columns of Q that stay in registers
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kProducers = kMasked && !kSharesScores ? 3 : 2;  // threads
+  // Addresses of a mask follow from the first: fewer instructions, and yet slower where 128 columns of V overlap.
+  static constexpr bool kDerivesAddresses = !kOverlaps || kSharesScores || (kColumns > 128 && kDepth <= 128);
   // As tiles of the mask are read.
   static constexpr bool kByQueries = true;
   static constexpr int kBlockRows = kBlockM;

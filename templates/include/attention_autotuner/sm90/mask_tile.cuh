@@ -32,8 +32,7 @@ struct MaskRows {
   }
 
   // Sixteen columns in pairs as accumulators lie: words[2 j + half] holds rows 8 half on, columns 8 j on. `Derives`:
-  // the address from that of the first sixteen, which takes fewer instructions. With two warpgroups that overlap scores
-  // and output it is slower.
+  // the address from that of the first sixteen, in fewer instructions.
   template <bool Causal, bool Derives = false>
   __device__ __forceinline__ void load(uint32_t (&words)[4], int sixteen) {
     int const matrix = lane_index() / 8, within = lane_index() % 8;
