@@ -102,7 +102,11 @@ def test_shared_scores_are_right(emulated: LoadedKernel) -> None:
 )
 def test_other_rings_and_kept_depth_are_right(tmp_path: Path, knobs: dict[str, Any]) -> None:
     kernel = build(candidate("bf16", kept=64, **knobs), tmp_path)
-    outcome = check(kernel, [replace(ROWS, dtype="bf16")], RUNS[::2])
+    problem = replace(ROWS, dtype="bf16")
+    short = replace(
+        problem, batch=3, seqlen_q=600, seqlen_k=64
+    )  # tiles of one step, and several a CTA
+    outcome = check(kernel, [problem, short], RUNS[::2])
     assert outcome.ok, outcome.reason
 
 

@@ -51,6 +51,8 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   using typename Base::Ring;
   using typename Base::YRing;
 
+  static constexpr int kLoadBarrier = 8;  // named barriers below are those of ping-pong
+
   float result[T::kColumns / 2], s[T::kBlockColumns / 2];
   uint32_t p[T::kBlockColumns / 4];  // P, rounded
   uint32_t x[T::kKeptDepth > 0 ? T::kKeptDepth / 4 : 1];
@@ -77,6 +79,8 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       if constexpr (T::kKeepsX) {
         __syncwarp();
         if (lane_index() == 0) arrive_after(seen, x_ring().empty(0));
+      } else {
+        named_barrier(kLoadBarrier + consumer_index(), kWarpgroupThreads);  // as one thread lets go of X for all
       }
     }
   }
