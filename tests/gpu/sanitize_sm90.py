@@ -34,6 +34,8 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-decode": _default(FEW, (128, 128)).launched({"splits": 3}),
     "wgmma-forward-masked": _first(MASKED, (64, 64), lambda name: "exact" in name),
     "wgmma-forward-masked-slices-bf16": _default(replace(MASKED, dtype="bf16"), (128, 304)),
+    "wgmma-forward-masked-kept": _default(MASKED, (128, 128)),
+    "wgmma-forward-masked-kept-turns-bf16": _default(replace(MASKED, dtype="bf16"), (96, 96)),
     "wgmma-forward-shared-scores": _first(MASKED, (256, 512), lambda name: "_x1_" in name),
     "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
     "wgmma-backward-keys-bf16": _first(
@@ -46,6 +48,7 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-backward-stored-own-bf16": _first(
         replace(GRADIENTS, dtype="bf16"), (64, 64), lambda name: "own2stored" in name
     ),
+    "wgmma-backward-masked-at-once": _default(replace(MASKED, direction="backward"), (64, 64)),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
     "wgmma-backward-queued": _default(
         replace(GRADIENTS, deterministic=True, dtype="bf16"), (128, 128)
