@@ -65,9 +65,12 @@ void answer(int dim_qk, int dim_v, int splits) {
 """
 
 
-def sm90(**options: Any) -> Candidate:
+MASKED_PASSES = "scores_backward_sm90"
+
+
+def sm90(kernel: str = "_sm90", **options: Any) -> Candidate:
     problem = Problem(dim_qk=64, dim_v=64, **options)
-    return next(selected for selected in H100().legal(problem) if selected.family == "sm90")
+    return next(selected for selected in H100().legal(problem) if selected.kernel.endswith(kernel))
 
 
 def passes(names: str, **knobs: Any) -> dict[str, Any]:
@@ -254,7 +257,7 @@ BUILT = {
         replace(backward("one_pass", **SMALL, keys=KEYS), modifications=("bias_table",)),
         "80",
     ),
-    "sm90": (sm90(op="retnet", mask="explicit", direction="backward"), "90"),
+    "sm90": (sm90(MASKED_PASSES, op="retnet", mask="explicit", direction="backward"), "90"),
     "biased_sm90": (sm90(modifications=("bias_table",), direction="backward"), "90"),
     "chunks": (
         chunked(

@@ -48,7 +48,7 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-backward-stored-own-bf16": _first(
         replace(GRADIENTS, dtype="bf16"), (64, 64), lambda name: "own2stored" in name
     ),
-    "wgmma-backward-masked-at-once": _default(replace(MASKED, direction="backward"), (64, 64)),
+    "wgmma-masked-backward": _default(replace(MASKED, direction="backward"), (64, 64)),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
     "wgmma-backward-queued": _default(
         replace(GRADIENTS, deterministic=True, dtype="bf16"), (128, 128)
