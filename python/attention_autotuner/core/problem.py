@@ -234,6 +234,11 @@ class Problem:
         return padded_dim(self.dim_v) if self.semantics.compiles_dims else DIM_PADDING
 
     @property
+    def widest_dim(self) -> int:
+        """The larger of the compiled head dims, elements."""
+        return max(self.padded_dim_qk, self.padded_dim_v)
+
+    @property
     def causal_offset(self) -> int:
         """Row i sees keys j <= i + causal_offset (meaningful when ``causal``)."""
         return self.offset_of(self.seqlen_q, self.seqlen_k)

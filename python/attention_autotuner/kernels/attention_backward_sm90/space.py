@@ -40,7 +40,6 @@ from .suitability import (
     pays_stored,
     takes_both,
     usual_order,
-    widest_dim,
 )
 
 # With the stages of what streams for S and for dP, and True where the rows' own operands stay in registers.
@@ -154,7 +153,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
     if takes_both(problem):
         fused = AHEAD
-    if fused is FEEDS and widest_dim(problem) == BELOW_WIDE:
+    if fused is FEEDS and problem.widest_dim == BELOW_WIDE:
         fused = (
             *TURNS,
             *WITHOUT_TURNS,
@@ -200,7 +199,7 @@ def _points(
     fused: tuple[Feed, ...] = FEEDS,
 ) -> Iterator[AttentionBackwardSm90Knobs]:
     seen: set[AttentionBackwardSm90Knobs] = set()
-    widest = widest_dim(problem)
+    widest = problem.widest_dim
     masks = MASK_STAGES if problem.mask == "explicit" else (0,)
     feeds: tuple[tuple[Feed, ...], ...] = (FEEDS,)
     tiles = tuple(product(space.key_blocks, space.query_tiles))

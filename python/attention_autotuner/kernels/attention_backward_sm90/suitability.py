@@ -30,7 +30,7 @@ def takes_both(problem: Problem) -> bool:
 
     On an H200, fp16, 8 x 16 heads of 2048 tokens, d64, a mask: 733 us against 878 interleaved.
     """
-    return problem.score != "softmax" and widest_dim(problem) <= MAX_MASKED_DIM
+    return problem.score != "softmax" and problem.widest_dim <= MAX_MASKED_DIM
 
 
 def pays_masked(problem: Problem, spec: ArchSpec) -> bool:
@@ -41,11 +41,6 @@ def pays_masked(problem: Problem, spec: ArchSpec) -> bool:
     """
     employed = 10 * blocks(problem) >= EMPLOYED_TENTHS * spec.num_sms
     return takes_both(problem) and not problem.deterministic and employed
-
-
-def widest_dim(problem: Problem) -> int:
-    """The larger of the padded head dims."""
-    return max(problem.padded_dim_qk, problem.padded_dim_v)
 
 
 def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchSpec) -> bool:
@@ -81,7 +76,7 @@ def blocks(problem: Problem) -> int:
 
 def may_queue(problem: Problem) -> bool:
     """True where shares of dQ in the order of their blocks are offered."""
-    return problem.deterministic and problem.score == "softmax" and widest_dim(problem) <= WIDE
+    return problem.deterministic and problem.score == "softmax" and problem.widest_dim <= WIDE
 
 
 def usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:
@@ -103,5 +98,5 @@ def is_narrow(problem: Problem, spec: ArchSpec) -> bool:
     keys = problem.window_size[0] + 1
     if problem.deterministic or not 0 < NARROW * keys <= problem.seqlen_k:
         return False
-    fused = widest_dim(problem) <= WIDE
+    fused = problem.widest_dim <= WIDE
     return fused and set(problem.compiled_modifications) == {WINDOW} and has_waves(problem, spec)

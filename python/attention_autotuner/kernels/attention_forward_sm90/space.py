@@ -243,7 +243,7 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
 def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
     """The first streaming point with the step that suits the head dims, and with the warpgroups of the rows."""
     legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
-    dim = max(problem.padded_dim_qk, problem.padded_dim_v)
+    dim = problem.widest_dim
     block_n = 64 if dim > WIDE_DIM else 128
     warpgroups = 1 if rows_of_group(problem) <= LEAST_QUERIES else 2
     suited = [p for p in legal if (p.block_n, p.warpgroups) == (block_n, warpgroups)]

@@ -69,7 +69,7 @@ def _width(problem: Problem) -> int:
 
 def _points(problem: Problem) -> Iterator[ChunkwiseBackwardSm90Knobs]:
     """Knobs without super-chunks, none with columns that every gradient lacks."""
-    most = -(-max(problem.padded_dim_qk, problem.padded_dim_v) // SWIZZLE_COLUMNS)
+    most = -(-problem.widest_dim // SWIZZLE_COLUMNS)
     if problem.seqlen_q < MIN_TOKENS:
         return
     for (groups, ctas), stages in product(TILES, STAGES):

@@ -286,7 +286,7 @@ def default(problem: Problem, spec: ArchSpec) -> ChunksKnobs | None:
                 size = passes.default_super_chunk(output.columns, problem.padded_dim_v)
                 return ChunksKnobs(chunk=chunk, super_chunk=size, output=output)
         return None
-    for chunk in passes.chunk_order(max(problem.padded_dim_qk, problem.padded_dim_v)):
+    for chunk in passes.chunk_order(problem.widest_dim):
         same, dv = passes.first("dq", chunk), passes.first("dv", chunk)
         if same is not None and dv is not None:
             size = passes.default_super_chunk(same.columns, problem.padded_dim_qk)

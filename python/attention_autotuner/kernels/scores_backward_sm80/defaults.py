@@ -59,7 +59,7 @@ class BackwardPreferences:
 
 
 def _covering(table: Sequence[tuple[int, PassKnobs]], problem: Problem) -> Iterator[PassKnobs]:
-    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
+    widest = problem.widest_dim
     return (knobs for up_to, knobs in table if widest <= up_to)
 
 

@@ -63,7 +63,7 @@ def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
     Wide results do without ping-pong: their warpgroups have little to do beside the MMAs.
     """
     order: CtaOrder = "longest_first" if problem.causal else "raster"
-    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
+    widest = problem.widest_dim
     space = SPACES.get(spec.name, BackwardSm90Space())
     chosen = replace(space, ping_pong=(widest < MAX_COLUMNS,), cta_orders=(order,))
     first = first_legal(problem, spec, _points(problem, chosen, spec), passes_of)
