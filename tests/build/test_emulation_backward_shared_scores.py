@@ -103,9 +103,8 @@ def test_shared_scores_are_right(emulated: LoadedKernel) -> None:
 def test_other_rings_and_kept_depth_are_right(tmp_path: Path, knobs: dict[str, Any]) -> None:
     kernel = build(candidate("bf16", kept=64, **knobs), tmp_path)
     problem = replace(ROWS, dtype="bf16")
-    short = replace(
-        problem, batch=3, seqlen_q=600, seqlen_k=64
-    )  # tiles of one step, and several a CTA
+    # Tiles of one step, and several a CTA.
+    short = replace(problem, batch=3, seqlen_q=600, seqlen_k=64)
     outcome = check(kernel, [problem, short], RUNS[::2])
     assert outcome.ok, outcome.reason
 

@@ -71,14 +71,14 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     what stays of Q is: without a causal mask 418 us against 442 at 8 x 16 x 2048, d128, and 371 against 420 by turns
     at d96.
     """
-    dim = max(problem.padded_dim_qk, problem.padded_dim_v)
+    dim = problem.widest_dim
     tiles = problem.batch * problem.heads_q * -(-problem.seqlen_q // SHARED_ROWS)
-    shares = problem.padded_dim_qk > MIDDLE_DIM and not problem.causal and 2 * tiles >= spec.num_sms
-    keeps = tiles >= spec.num_sms and any(k.kept_depth for k in _points(problem, spec))
+    offered = tuple(_points(problem, spec))
+    much_scored = problem.padded_dim_qk > MIDDLE_DIM and not problem.causal
+    shares = much_scored and 2 * tiles >= spec.num_sms
+    keeps = tiles >= spec.num_sms and any(knobs.kept_depth for knobs in offered)
     stays = keeps or dim > MIDDLE_DIM
-    ping_pong = (keeps and dim < MIDDLE_DIM) or (
-        problem.padded_dim_qk > MIDDLE_DIM and not problem.causal
-    )
+    ping_pong = much_scored or (keeps and dim < MIDDLE_DIM)
 
     def unsuited(knobs: AttentionForwardSm90Knobs) -> tuple[bool, ...]:
         if knobs.exchange_stages:
@@ -90,8 +90,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         fed = (bool(knobs.kept_depth), knobs.ping_pong) == (keeps, ping_pong)
         return (shares, knobs.mask_stages < 2, not usual, not fed)
 
-    points = sorted(_points(problem, spec), key=unsuited)
-    return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
+    by_suitability = sorted(offered, key=unsuited)
+    return first_legal(problem, spec, by_suitability, passes_of, PRUNING_PREDICATES)
 
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs]:
@@ -101,10 +101,8 @@ def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kn
     tiles = product(
         space.plans, space.block_n, space.stages, space.ends, schedules, space.kept_depths
     )
-    for (warpgroups, mainloop, ping_pong), block_n, stages, (
-        q_stages,
-        output,
-    ), schedule, kept in tiles:
+    for plan, block_n, stages, (q_stages, output), schedule, kept in tiles:
+        warpgroups, mainloop, ping_pong = plan
         if kept and not _may_keep(problem, warpgroups, mainloop):
             continue
         yield AttentionForwardSm90Knobs(

@@ -193,6 +193,7 @@ struct AttentionForwardSm90Entry {
     return EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_combine<Config>,
                               divide_up(int(rows(p)), kCombineRows), kCombineThreads, 0, stream, results);
   }
+
   // The slices of a tile of rows as a cluster.
   static int32_t launch_clusters(softmax_forward::ArgumentsOf<T> const& arguments, int ctas, cudaStream_t stream) {
     cudaLaunchAttribute cluster;
