@@ -52,10 +52,13 @@ def traits_of(candidate: Candidate) -> list[str]:
             for name in candidate.knobs.passes
         ]
     if candidate.family == "sm90" and candidate.direction == "backward":
+        names = {"dq": "Dq", "dk": "Dk", "dv": "Dv"}
         return [
-            f"attention_autotuner::PassSm90Traits<{{0}}, {{0}}::{name}, "
-            f"attention_autotuner::Result::k{name}>"
-            for name in ("Dq", "Dk", "Dv")
+            f"attention_autotuner::PassSm90Traits<{{0}}, {{0}}::{names[name]}, "
+            f"attention_autotuner::Result::k{names[name]}>"
+            if name in names
+            else "attention_autotuner::StoredPassSm90Traits<{0}>"
+            for name in candidate.knobs.passes
         ]
     if candidate.op == "gemm":
         return ["attention_autotuner::GemmSm90Traits<{0}>"]

@@ -26,6 +26,7 @@ from attention_autotuner.kernels.chunks_sm80 import resources as chunks
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.registry import KERNELS, kernel_of
 from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowPass
+from attention_autotuner.kernels.scores_backward_sm90.knobs import StoredPass
 from attention_autotuner.kernels.scores_forward_sm80 import resources as scores_forward
 from attention_autotuner.operations.params import workspace_bytes
 from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, forward, retention
@@ -92,6 +93,11 @@ MASKED = replace(
     op="retnet",
     mask="explicit",
     knobs=replace(FUSED.knobs, keys=replace(FUSED.knobs.keys, mask_stages=1)),
+)
+PASSES = sm90(MASKED_PASSES, op="retnet", mask="explicit", direction="backward")
+STORED = replace(
+    PASSES,
+    knobs=replace(PASSES.knobs, dk=None, stored_dk=StoredPass(warpgroup_rows=128, num_stages=2)),
 )
 RETENTION_BACKWARD = sm90(op="retention", causal=True, direction="backward")
 SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
@@ -257,7 +263,8 @@ BUILT = {
         replace(backward("one_pass", **SMALL, keys=KEYS), modifications=("bias_table",)),
         "80",
     ),
-    "sm90": (sm90(MASKED_PASSES, op="retnet", mask="explicit", direction="backward"), "90"),
+    "sm90": (PASSES, "90"),
+    "stored_sm90": (STORED, "90"),
     "biased_sm90": (sm90(modifications=("bias_table",), direction="backward"), "90"),
     "chunks": (
         chunked(

@@ -49,6 +49,17 @@ WGMMA: dict[str, Candidate] = {
         replace(GRADIENTS, dtype="bf16"), (64, 64), lambda name: "own2stored" in name
     ),
     "wgmma-masked-backward": _default(replace(MASKED, direction="backward"), (64, 64)),
+    "wgmma-masked-backward-passes": _first(
+        replace(MASKED, direction="backward"), (256, 512), lambda name: "k64_dk" in name
+    ),
+    "wgmma-masked-backward-stored": _first(
+        replace(MASKED, direction="backward"), (128, 128), lambda name: "stored_dk_g2r128" in name
+    ),
+    "wgmma-masked-backward-stored-bf16": _first(
+        replace(MASKED, direction="backward", dtype="bf16"),
+        (256, 512),
+        lambda name: "k64_stored_dk" in name,
+    ),
     "wgmma-backward-ordered": _first(GRADIENTS, (64, 64), lambda name: "own2ordered" in name),
     "wgmma-backward-queued": _default(
         replace(GRADIENTS, deterministic=True, dtype="bf16"), (128, 128)

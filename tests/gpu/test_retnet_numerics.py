@@ -9,6 +9,7 @@ import torch
 
 from attention_autotuner.core.problem import Direction
 from attention_autotuner.errors import ArtifactError
+from attention_autotuner.kernels.scores_backward_sm90.resources import ScoreBands
 from attention_autotuner.tuning.verify import verify
 from tests.numerics import harness, large_offsets, retnet_cases
 from tests.numerics.kernel_pool import KernelPool
@@ -69,6 +70,17 @@ FEW_KEYS = replace(
     ),
     r_grad=True,
 )
+# Several bands of scores, whichever kernel stores them.
+BANDED = replace(
+    BACKWARD,
+    batch=40,
+    heads_q=12,
+    heads_kv=6,
+    seqlen_q=136,
+    seqlen_k=200,
+    dim_qk=120,
+    dim_v=248,
+)
 FAR = {"forward": PLAIN, "backward": replace(PLAIN, problem=BACKWARD)}
 
 
@@ -120,7 +132,29 @@ def test_tiles_are_not_overwritten_while_they_are_read(
 ) -> None:
     problem = replace(LONG, direction=direction, dim_qk=dim, dim_v=dim)
     case = replace(PLAIN, problem=problem)
-    kernel = pool.kernel(case.candidate(pool.present))
+    candidate = case.candidate(pool.present)
+    kernel = pool.kernel(candidate)
+    for seed in harness.SEEDS:
+        errors = harness.errors_of(
+            kernel, case, seed=seed, device=device, deterministic=candidate.deterministic
+        )
+        assert errors == []
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("r_grad", [False, True])
+def test_scores_that_are_stored_by_bands(
+    pool: KernelPool, causal: bool, r_grad: bool, device: torch.device
+) -> None:
+    many = replace(BANDED, heads_q=24, heads_kv=24, seqlen_q=1024, seqlen_k=1024)
+    offered = (c for c in pool.present.legal(many) if getattr(c.knobs, "stored_dk", None))
+    candidate = next(offered, None)
+    if candidate is None:
+        pytest.skip("no kernel of this GPU stores scores")
+    kernel = pool.kernel(candidate)
+    problem = replace(BANDED, causal=causal)
+    assert ScoreBands.of(problem, candidate).count > 1
+    case = RetnetCase(problem=problem, r_grad=r_grad)
     for seed in harness.SEEDS:
         assert harness.errors_of(kernel, case, seed=seed, device=device, deterministic=True) == []
 

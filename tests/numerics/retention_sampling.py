@@ -15,7 +15,7 @@ from attention_autotuner.core.problem import Form, Problem
 from .retention_cases import RETENTION_FORMS, RetentionCase
 from .retnet_cases import RetnetCase
 
-MAX_SAMPLE = 20
+MAX_SAMPLE = 22
 SIDES = (64, 128)  # head dims of the sampled kernels, the second in bf16
 _RETNET = Problem(op="retnet", mask="explicit")
 _RETENTION = Problem(op="retention", causal=True)

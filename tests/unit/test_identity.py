@@ -26,6 +26,7 @@ from attention_autotuner.kernels.scores_backward_sm80.knobs import (
 from attention_autotuner.kernels.scores_backward_sm90.knobs import (
     BackwardSm90Knobs,
     Sm90Pass,
+    StoredPass,
 )
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 
@@ -151,12 +152,15 @@ WGMMA_PASS_FLIPS: dict[str, Any] = {
     "exchange_stages": 1,
     "kept_depth": 64,
 }
+STORED_PASS = StoredPass(warpgroup_rows=64, num_stages=2)
+STORED_PASS_FLIPS: dict[str, Any] = {"warpgroups": 3, "warpgroup_rows": 128, "num_stages": 4}
 WGMMA_SPLIT = BackwardSm90Knobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
 OTHER_WGMMA_PASS = replace(WGMMA_PASS, num_stages=1)
 WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dq": OTHER_WGMMA_PASS,
     "dk": OTHER_WGMMA_PASS,
     "dv": OTHER_WGMMA_PASS,
+    "stored_dk": STORED_PASS,
     "cta_order": "longest_first",
     "gathered_stores": True,
 }
@@ -226,6 +230,7 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         (RECURRENT, RECURRENT_FLIPS),
         (GRADIENTS, GRADIENT_FLIPS),
         (WGMMA_PASS, WGMMA_PASS_FLIPS),
+        (STORED_PASS, STORED_PASS_FLIPS),
         (WGMMA_SPLIT, WGMMA_SPLIT_FLIPS),
         (WALK, WALK_FLIPS),
         (SOFTMAX, SOFTMAX_FLIPS),
@@ -243,6 +248,7 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         "recurrent",
         "retention backward",
         "wgmma pass",
+        "stored pass",
         "wgmma backward",
         "wgmma chunkwise",
         "wgmma attention",

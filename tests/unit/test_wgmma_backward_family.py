@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,11 @@ from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
 from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import families
 from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs
-from attention_autotuner.kernels.scores_backward_sm90.resources import shapes, smem_bytes
+from attention_autotuner.kernels.scores_backward_sm90.resources import (
+    ScoreBands,
+    computing_shapes,
+    smem_bytes,
+)
 from attention_autotuner.kernels.scores_backward_sm90.rules import MAX_STAGES
 from attention_autotuner.kernels.scores_backward_sm90.space import fit
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
@@ -37,6 +42,7 @@ MASKED = Problem(
     dim_qk=256,
     dim_v=512,
 )
+FEW_HEADS = replace(MASKED, batch=2)
 POLICY = H100(H200_SPEC)
 
 
@@ -73,11 +79,13 @@ def test_every_aligned_pair_of_head_dims_has_a_legal_default(dims: tuple[int, in
 
 
 def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None:
-    knobs = knobs_of(POLICY.default(MASKED))
+    knobs = knobs_of(POLICY.default(FEW_HEADS))
+    assert knobs.dk is not None
     assert (knobs.dq.depth_slices, knobs.dk.depth_slices, knobs.dv.depth_slices) == (8, 8, 2)
     assert (knobs.dq.slices, knobs.dv.slices) == (1, 2)
     assert not any(selected.ping_pong for selected in knobs.passes.values())
     narrow = knobs_of(POLICY.default(replace(MASKED, dim_qk=128, dim_v=128)))
+    assert narrow.dk is not None
     assert narrow.dk.ping_pong
     assert narrow.dk.depth_slices == 1
 
@@ -85,7 +93,7 @@ def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None
 @pytest.mark.parametrize(("dim", "stages"), [(64, 3), (128, 2)])
 def test_a_pass_takes_all_the_stages_that_fit(dim: int, stages: int) -> None:
     narrow = POLICY.default(replace(MASKED, dim_qk=dim, dim_v=dim, deterministic=True))
-    for shape in shapes(narrow):
+    for shape in computing_shapes(narrow):
         prediction = fit(shape, POLICY.spec)
         assert prediction == shape.knobs
         assert prediction.num_stages == prediction.slice_stages == stages
@@ -142,10 +150,49 @@ def test_no_slices_at_all_are_refused_with_a_reason() -> None:
 def test_its_candidates_survive_json_and_name_their_passes() -> None:
     for selected in POLICY.legal(MASKED):
         assert candidate_from_config(selected.config) == selected
-    default = POLICY.default(MASKED)
-    assert "_dq_g2c64s1p8x6v1k64_dk_" in default.name
-    assert default.name.endswith("_dv_g2c64s1p2x8v2e1_raster_gathered_c16")
-    assert [kernel.name for kernel in resources.kernels(default)] == ["dq", "dk", "dv"]
+    for problem, words in (
+        (FEW_HEADS, "_dq_g2c64s1p8x6v1k64_dk_g2c64s1p8x6v1k64_"),
+        (MASKED, "_dq_g2c64s1p8x6v1_stored_dk_g2r64s4_"),
+    ):
+        default = POLICY.default(problem)
+        assert words in default.name
+        assert default.name.endswith("_dv_g2c64s1p2x8v2e1_raster_gathered_c16")
+        assert [kernel.name for kernel in resources.kernels(default)] == ["dq", "dk", "dv"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "stored"),
+    [
+        ({}, "g2r64s4"),
+        ({"seqlen_q": 512, "seqlen_k": 512, "batch": 32}, "g2r64s4"),
+        ({"dim_v": 256}, "g2r64s4"),
+        ({"dim_v": 256, "seqlen_q": 512, "seqlen_k": 512, "batch": 32}, None),
+        ({"dim_qk": 128, "dim_v": 256}, "g2r128s4"),
+        ({"dim_qk": 192, "dim_v": 192}, "g2r64s5"),
+        ({"dim_qk": 128, "dim_v": 128}, None),
+        ({"causal": True}, None),
+        ({"batch": 2}, None),
+        ({"seqlen_q": 32768, "seqlen_k": 32768}, None),
+    ],
+)
+def test_stored_scores_are_the_default_where_they_were_faster(
+    problem: dict[str, Any], stored: str | None
+) -> None:
+    selected = POLICY.default(replace(MASKED, **problem))
+    knobs = knobs_of(selected)
+    assert (knobs.stored_dk and knobs.stored_dk.label) == stored
+    assert check(selected, POLICY.spec) is None
+
+
+def test_stored_scores_take_half_of_all_at_most() -> None:
+    for problem in (MASKED, replace(MASKED, batch=6, heads_q=24, heads_kv=12, seqlen_q=1000)):
+        everything = 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
+        storing = [c for c in POLICY.legal(problem) if getattr(c.knobs, "stored_dk", None)]
+        assert storing
+        for selected in storing:
+            bands = ScoreBands.of(problem, selected)
+            assert 2 * bands.num_bytes <= 0.6 * everything  # of whole tiles
+            assert bands.count * bands.num_bytes >= everything
 
 
 def test_kernels_are_told_apart_by_their_names() -> None:
@@ -156,6 +203,12 @@ def test_kernels_are_told_apart_by_their_names() -> None:
     selected = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
     assert pass_named(selected, mangled) == "dk"
     assert pass_named(selected, mangled.replace("ResultE1", "ResultE0")) == "dq"
+    stored = (
+        "_ZN19attention_autotuner27scores_backward_sm90_storedINS_20StoredPassSm90TraitsIN12_GLOBAL__N_1"
+        "6ConfigEEEEEvNS_19StoredSm90ArgumentsENS_8TileListE"
+    )
+    assert pass_named(POLICY.default(MASKED), stored) == "dk"
+    assert pass_named(selected, stored) is None
 
 
 def test_it_stands_on_headers_of_its_own() -> None:
@@ -169,7 +222,12 @@ def test_the_model_knows_that_warpgroups_are_faster() -> None:
     assert ranked[0][0].family == "sm90"
     best_old = next(prediction for selected, prediction in ranked if selected.family == "sm80")
     assert ranked[0][1].us < 0.7 * best_old.us
-    best = ranked[0][1].us
+    best = next(
+        prediction.us
+        for selected, prediction in ranked
+        if selected.family == "sm90" and knobs_of(selected).stored_dk is None
+    )
+    assert ranked[0][1].us < best
     causal = replace(MASKED, causal=True)
     assert estimate(causal, POLICY.default(causal), POLICY.spec).us < 0.7 * best
     untuned = estimate(MASKED, POLICY.default(MASKED), POLICY.spec).us
@@ -183,7 +241,8 @@ def test_slices_of_dv_that_share_scores_are_the_default_where_they_were_faster()
         for selected in POLICY.legal(MASKED)
         if selected.family == "sm90" and knobs_of(selected).dv.exchange_stages
     ]
-    assert len(sharing) == 12
+    assert len(sharing) == 24
+    assert sum(knobs_of(selected).stored_dk is not None for selected in sharing) == 12
     assert {knobs_of(selected).dv.step_columns for selected in sharing} == {128}
     default = POLICY.default(MASKED)
     assert default in sharing

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -12,9 +14,10 @@ from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, once_bytes, predict_steps
 from .knobs import knobs_of
-from .resources import Sm90PassShape, shapes
+from .resources import PassShape, ScoreBands, StoredPassShape, shapes
 
 PREPROCESS_BYTES = 12  # of a row: r in, its base and shift out
+STORED_L2_GAIN = 1.7  # of tiles that neighbours load at the same time, over the spec's rate
 
 
 def predict(
@@ -26,31 +29,25 @@ def predict(
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
     rows = problem.batch * problem.heads_q * problem.seqlen_q
-    preprocess = AuxiliaryWork.through_memory([rows * PREPROCESS_BYTES], spec)
-    return in_sequence(passes, preprocess, spec)
+    auxiliary = AuxiliaryWork.through_memory([rows * PREPROCESS_BYTES], spec)
+    if knobs_of(candidate).stored_dk is not None:
+        more = 2 * (ScoreBands.of(problem, candidate).count - 1)
+        auxiliary = replace(auxiliary, kernels=auxiliary.kernels + more)
+    return in_sequence(passes, auxiliary, spec)
 
 
 def _predict_pass(
-    problem: Problem, shape: Sm90PassShape, spec: ArchSpec, usage: Usage, fit: Coefficients
+    problem: Problem, shape: PassShape, spec: ArchSpec, usage: Usage, fit: Coefficients
 ) -> Estimate:
     """The time of one pass; infinite where an SM does not hold it, or has no WGMMA."""
+    if isinstance(shape, StoredPassShape):
+        return _predict_stored(problem, shape, spec, usage, fit)
     knobs = shape.knobs
-    by_queries = shape.result == "dq"
-    group = 1 if by_queries else problem.heads_q // problem.heads_kv
-    steps = tiles_of(
-        problem, block=knobs.block_rows, step=knobs.step_columns, by_queries=by_queries
-    )
-    tiles = TileList(
-        steps=tuple(group * count for count in steps),
-        heads=problem.batch * (problem.heads_q if by_queries else problem.heads_kv),
-        batches=problem.batch,
-        slices=knobs.slices,
-        longest_first=knobs_of(shape.candidate).cta_order == "longest_first",
-    )
     scores = knobs.block_rows * knobs.block_columns
     streamed = knobs.block_columns * shape.depth + knobs.step_columns * shape.columns  # elements
+    stores = shape.result == "dq" and knobs_of(shape.candidate).stored_dk is not None
     return predict_steps(
-        tiles,
+        _tiles_of(problem, shape),
         spec,
         usage,
         fit,
@@ -58,7 +55,51 @@ def _predict_pass(
         mma_clk=mma_clk(knobs.block_rows * streamed, spec) / fit.wgmma_efficiency,
         exposed_clk=fit.wgmma_score_clk * scores + fit.wgmma_step_clk,
         block_clk=fit.wgmma_tile_clk,
-        moved_bytes=ELEMENT_BYTES * (streamed + scores),
-        once=once_bytes(problem),
+        moved_bytes=ELEMENT_BYTES * (streamed + (2 if stores else 1) * scores),
+        once=once_bytes(problem) + (_stored_bytes(problem) if stores else 0),
         overlap_loss=fit.wgmma_overlap_loss,
     )
+
+
+def _predict_stored(
+    problem: Problem, shape: StoredPassShape, spec: ArchSpec, usage: Usage, fit: Coefficients
+) -> Estimate:
+    """The time of the pass that multiplies stored scores; infinite where an SM does not hold it, or has no WGMMA."""
+    knobs = shape.knobs
+    products = knobs.block_rows * knobs.block_columns * shape.columns
+    return predict_steps(
+        _tiles_of(problem, shape),
+        spec,
+        usage,
+        fit,
+        threads=knobs.num_threads,
+        mma_clk=mma_clk(products, spec) / fit.wgmma_efficiency,
+        exposed_clk=0.0,
+        block_clk=fit.wgmma_tile_clk,
+        moved_bytes=int(ELEMENT_BYTES * shape.stage_elements / STORED_L2_GAIN),
+        once=_stored_bytes(problem),
+        overlap_loss=fit.wgmma_overlap_loss,
+    )
+
+
+def _tiles_of(problem: Problem, shape: PassShape) -> TileList:
+    """The tiles of a pass, those of dK and dV over the query heads of a group."""
+    knobs = shape.knobs
+    by_queries = shape.result == "dq"
+    group = 1 if by_queries else problem.heads_q // problem.heads_kv
+    steps = tiles_of(
+        problem, block=knobs.block_rows, step=knobs.step_columns, by_queries=by_queries
+    )
+    return TileList(
+        steps=tuple(group * count for count in steps),
+        heads=problem.batch * (problem.heads_q if by_queries else problem.heads_kv),
+        batches=problem.batch,
+        slices=knobs.slices,
+        longest_first=knobs_of(shape.candidate).cta_order == "longest_first",
+    )
+
+
+def _stored_bytes(problem: Problem) -> int:
+    """Bytes of the scores of all heads and batches."""
+    heads = problem.batch * problem.heads_q
+    return ELEMENT_BYTES * heads * problem.seqlen_q * problem.seqlen_k

@@ -7,7 +7,7 @@ from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_stratum, pass_words
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, resources, rules, space
-from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
+from .knobs import BackwardSm90Knobs, Sm90Pass, StoredPass, knobs_of
 
 
 class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
@@ -49,6 +49,6 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
         )
 
 
-def _tile(knobs: Sm90Pass) -> tuple[int, ...]:
+def _tile(knobs: Sm90Pass | StoredPass) -> tuple[int, ...]:
     """Rows, columns and slices of a pass."""
     return (knobs.block_rows, knobs.block_columns, knobs.depth_slices, knobs.slices)

@@ -59,11 +59,44 @@ class Sm90Pass(Warpgroups):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredPass(Warpgroups):
+    """A pass for dK that multiplies the scores dS which dQ's pass has stored, and computes none.
+
+    Attributes:
+        warpgroups: consumers.
+        warpgroup_rows: rows of dK of each.
+        num_stages: shared-memory stages of 64 queries: of their scores and of Q.
+    """
+
+    warpgroups: int = 2
+    warpgroup_rows: int
+    num_stages: int
+
+    depth_slices: ClassVar[int] = 1
+    slices: ClassVar[int] = 1
+    ping_pong: ClassVar[bool] = False
+    block_columns: ClassVar[int] = 64
+    step_columns: ClassVar[int] = 64
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of dK that one CTA computes."""
+        return self.warpgroup_rows * self.warpgroups
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return f"g{self.warpgroups}r{self.warpgroup_rows}s{self.num_stages}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class BackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     """Retnet backward in family ``sm90``: after a common preprocess, a pass for each result.
 
     Attributes:
         dq, dk, dv: the passes.
+        stored_dk: the pass for dK in the place of ``dk``, which is None then: dQ's pass stores its scores for a band of
+            heads at a time, and this one multiplies them.
         cta_order: of every pass; ``raster``: all blocks of rows of a head before the next head; ``longest_first``: all
             heads for one block of rows, the longest causal ones first (LPT).
         gathered_stores: True where lanes exchange results until each has 16 bytes of a row to store, not four.
@@ -72,13 +105,27 @@ class BackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     kernel: ClassVar[str] = "scores_backward_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("retnet", "backward", "masked")})
 
-    pass_names: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv")
+    pass_names: ClassVar[tuple[str, ...]] = ("dq", "dk", "stored_dk", "dv")
 
     dq: Sm90Pass
-    dk: Sm90Pass
+    dk: Sm90Pass | None
+    stored_dk: StoredPass | None = field(default=None, metadata=LATER)
     dv: Sm90Pass
     cta_order: CtaOrder = "raster"
     gathered_stores: bool = field(default=False, metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if (self.dk is None) == (self.stored_dk is None):
+            raise ValueError(
+                "dK takes one pass: dk, or stored_dk where its scores are stored; got "
+                f"dk={self.dk}, stored_dk={self.stored_dk}"
+            )
+
+    @property
+    def dk_rows(self) -> int:
+        """Rows of dK that one CTA computes."""
+        rows: int = self.passes["stored_dk" if self.dk is None else "dk"].block_rows
+        return rows
 
     @property
     def label(self) -> str:

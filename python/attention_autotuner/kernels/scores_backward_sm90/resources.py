@@ -17,10 +17,11 @@ from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
 from ..shared.workspace import count_head_splits, lse_delta_bytes, shared_gradient_bytes
-from .knobs import Sm90Pass, knobs_of
+from .knobs import Sm90Pass, StoredPass, knobs_of
 
 FACTOR_BYTES = 4
 PRODUCER_REGISTERS = 40
+BAND_ALIGNMENT = 256  # of stored scores in the workspace
 
 Result = Literal["dq", "dk", "dv"]
 
@@ -80,18 +81,60 @@ class Sm90PassShape(Sm90Shape):
         return 2 + 2 * knobs.slice_stages + stages
 
 
-def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
-    """The passes of a candidate, in the order they run."""
-    knobs = knobs_of(candidate)
+@dataclass(frozen=True, kw_only=True)
+class StoredPassShape(Sm90Shape):
+    """The pass for dK from stored scores, with the candidate that it is of: the twin of ``StoredPassSm90Traits``."""
+
+    result: ClassVar[Result] = "dk"
+    knobs: StoredPass
+    registers_by_warpgroups: ClassVar[Mapping[int, int]] = {2: 232}
+    kept_registers: ClassVar[int] = 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of dK that one CTA computes: all."""
+        return sm90_tiles.whole_columns(self.candidate.padded_dim_qk)
+
+    @property
+    def fragment_registers(self) -> int:
+        """Registers that a thread's sums take."""
+        return self.knobs.warpgroup_rows // 64 * self.columns // 2
+
+    @property
+    def stage_elements(self) -> int:
+        """Elements of a stage: scores and Q."""
+        return self.knobs.block_columns * (self.knobs.block_rows + self.columns)
+
+
+PassShape = Sm90PassShape | StoredPassShape
+
+
+def computing_shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
+    """The passes of a candidate that compute scores, in the order they run."""
     results: tuple[Result, ...] = ("dq", "dk", "dv")
+    passes = knobs_of(candidate).passes
     return tuple(
-        Sm90PassShape(candidate=candidate, result=result, knobs=knobs.passes[result])
+        Sm90PassShape(candidate=candidate, result=result, knobs=passes[result])
         for result in results
+        if result in passes
     )
 
 
-def smem_bytes(shape: Sm90PassShape) -> int:
+def shapes(candidate: Candidate) -> tuple[PassShape, ...]:
+    """The passes of a candidate, in the order they run."""
+    stored = knobs_of(candidate).stored_dk
+    if stored is None:
+        return computing_shapes(candidate)
+    dq, dv = computing_shapes(candidate)
+    return (dq, StoredPassShape(candidate=candidate, knobs=stored), dv)
+
+
+def smem_bytes(shape: PassShape) -> int:
     """Dynamic shared memory of one CTA, bytes."""
+    if isinstance(shape, StoredPassShape):
+        stages = shape.knobs.num_stages * shape.stage_elements
+        fixed = sm90_tiles.ALIGNMENT_BYTES + sm90_tiles.BARRIER_BYTES
+        return fixed + sm90_tiles.ELEMENT_BYTES * stages
     knobs = shape.knobs
     depth_slice = knobs.block_columns * (shape.depth // knobs.depth_slices)
     mask = knobs.block_columns * knobs.block_rows
@@ -111,7 +154,7 @@ def smem_bytes(shape: Sm90PassShape) -> int:
     )
 
 
-def needs(shape: Sm90PassShape) -> KernelNeeds:
+def needs(shape: PassShape) -> KernelNeeds:
     """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     fragments = shape.fragment_registers + shape.kept_registers
     even = shape.even_fragments(fragments, PRODUCER_REGISTERS)
@@ -121,7 +164,55 @@ def needs(shape: Sm90PassShape) -> KernelNeeds:
 ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreBands:
+    """The heads and batches whose scores are stored at a time: the twin of ``ScoreBands`` in score_bands.cuh.
+
+    Attributes:
+        count: bands of a launch.
+        num_bytes: of the scores of one, where r is a constant.
+    """
+
+    count: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, problem: Problem, candidate: Candidate) -> ScoreBands:
+        """The bands of a problem, for a candidate that stores scores."""
+        knobs = knobs_of(candidate)
+        group = problem.heads_q // problem.heads_kv
+        blocks_q = -(-problem.seqlen_q // knobs.dq.block_rows)
+        tiles_k = -(-problem.seqlen_k // knobs.dk_rows) * head_splits(problem, candidate)
+        wanted = max(1, ENOUGH_CTAS // max(1, min(blocks_q * group, tiles_k)))
+        batches = _even_share(problem.batch, wanted)
+        heads = (
+            _even_share(problem.heads_kv, max(1, wanted // batches))
+            if batches == problem.batch
+            else 1
+        )
+        columns = -(-problem.seqlen_k // knobs.dq.block_columns) * knobs.dq.block_columns
+        scores = blocks_q * knobs.dq.block_rows * columns
+        return cls(
+            count=-(-problem.heads_kv // heads) * -(-problem.batch // batches),
+            num_bytes=sm90_tiles.ELEMENT_BYTES * heads * group * batches * scores,
+        )
+
+
+def _even_share(count: int, most: int) -> int:
+    """The greatest of equal parts of a count that have at most so many."""
+    return -(-count // -(-count // min(count, most)))
+
+
+def head_splits(problem: Problem, candidate: Candidate) -> int:
+    """CTAs that share a block of keys."""
+    return count_head_splits(problem, knobs_of(candidate).dk_rows, ENOUGH_CTAS)
+
+
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
-    """Bytes of LSE and delta, and of partial dK and dV."""
-    splits = count_head_splits(problem, knobs_of(candidate).dk.block_rows, ENOUGH_CTAS)
-    return lse_delta_bytes(problem) + shared_gradient_bytes(problem, splits)
+    """Bytes of LSE and delta, of partial dK and dV, and of stored scores where r is a constant."""
+    splits = head_splits(problem, candidate)
+    rows = lse_delta_bytes(problem) + shared_gradient_bytes(problem, splits)
+    if knobs_of(candidate).stored_dk is None:
+        return rows
+    bands = ScoreBands.of(problem, candidate)
+    return -(-rows // BAND_ALIGNMENT) * BAND_ALIGNMENT + min(bands.count, 2) * bands.num_bytes

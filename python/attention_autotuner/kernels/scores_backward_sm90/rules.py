@@ -8,9 +8,12 @@ from ..shared.rules import Rule, known, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment, warpgroups_range
 from ..shared.sm90_tiles import BARRIER_BYTES, BLOCK_COLUMNS, MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import BackwardSm90Knobs
-from .resources import Sm90PassShape, needs, shapes
+from .resources import PassShape, Sm90PassShape, StoredPassShape, needs, shapes
 
 MAX_STAGES = 3
+MAX_STORED_STAGES = 8
+MAX_STORED_REGISTERS = 128  # of the sums of a thread
+MMA_ROWS = 64
 MAX_SLICE_STAGES = 8
 MMA_DEPTH = 16
 MAX_EXCHANGE_STAGES = 2
@@ -106,12 +109,46 @@ PASS_SM90_PREDICATES: dict[str, Rule[Sm90PassShape]] = {
 }
 
 
+def _stored_rows_fit_mma(s: StoredPassShape) -> str | None:
+    rows = s.knobs.warpgroup_rows
+    if rows >= MMA_ROWS and rows % MMA_ROWS == 0:
+        return None
+    return f"warpgroup_rows must be a multiple of {MMA_ROWS}, got {rows}"
+
+
+def _stored_fragments_fit_warpgroup(s: StoredPassShape) -> str | None:
+    if s.fragment_registers <= MAX_STORED_REGISTERS:
+        return None
+    return (
+        f"{s.knobs.warpgroup_rows} rows by {s.columns} columns of dK take {s.fragment_registers} "
+        f"registers a thread, a pass has {MAX_STORED_REGISTERS}"
+    )
+
+
+STORED_SM90_PREDICATES: dict[str, Rule[StoredPassShape]] = {
+    "tma_needs_alignment": tma_needs_alignment,
+    "stored_warpgroups_known": known("warpgroups", tuple(StoredPassShape.registers_by_warpgroups)),
+    "stored_rows_fit_mma": _stored_rows_fit_mma,
+    "stored_stages_range": within("num_stages", 2, MAX_STORED_STAGES),
+    "stored_fragments_fit_warpgroup": _stored_fragments_fit_warpgroup,
+}
+
+
+STORED_SYMBOL = r"scores_backward_sm90_storedI"
 SYMBOL = r"scores_backward_sm90I.*6ResultE{}E"
 RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its values
 
 
-def pass_of(shape: Sm90PassShape) -> Pass:
+def pass_of(shape: PassShape) -> Pass:
     """The launch of a pass."""
+    if isinstance(shape, StoredPassShape):
+        return Pass(
+            kernel=BackwardSm90Knobs.kernel,
+            subject=shape,
+            rules=STORED_SM90_PREDICATES,
+            needs_of=needs,
+            symbol=STORED_SYMBOL,
+        )
     return Pass(
         kernel=BackwardSm90Knobs.kernel,
         subject=shape,

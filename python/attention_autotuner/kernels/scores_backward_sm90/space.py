@@ -15,10 +15,10 @@ from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
-from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
-from .knobs import BackwardSm90Knobs, Sm90Pass
-from .resources import Sm90PassShape, shapes, smem_bytes
-from .rules import MAX_SLICE_STAGES, MAX_STAGES, pass_of, passes_of
+from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS, whole_columns
+from .knobs import BackwardSm90Knobs, Sm90Pass, StoredPass
+from .resources import ScoreBands, Sm90PassShape, StoredPassShape, computing_shapes, smem_bytes
+from .rules import MAX_SLICE_STAGES, MAX_STAGES, MAX_STORED_STAGES, pass_of, passes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,14 @@ class BackwardSm90Space:
     gathered_stores: tuple[bool, ...] = (True, False)
 
 
-WIDE_TILE = (
-    2,
-    64,
-)  # warpgroups and block_columns whose fragments fit beside 256 columns of a result
+WIDE_TILE = (2, 64)
+"""Warpgroups and block_columns whose fragments fit beside 256 columns of a result."""
+LEAST_BANDS = 4
+"""Bands of stored scores, two of which are in the workspace: it holds no more than half of all scores."""
+MOST_BAND_BYTES = 2**29
+"""Of a band: one head of 16k tokens."""
+STORED_DIM, STORED_DIM_ALWAYS, STORED_TOKENS = 192, 512, 1024
+"""The wider head dim from which stored scores are the default, at so many tokens or of any number."""
 SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have the values above
 
 
@@ -60,22 +64,53 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rej
 def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
     """The first legal point, in the order of CTAs that suits the mask; None where there is none.
 
-    Wide results do without ping-pong: their warpgroups have little to do beside the MMAs.
+    Wide results do without ping-pong: their warpgroups have little to do beside the MMAs. Long ones take dK from stored
+    scores.
     """
     order: CtaOrder = "longest_first" if problem.causal else "raster"
     widest = problem.widest_dim
     space = SPACES.get(spec.name, BackwardSm90Space())
     chosen = replace(space, ping_pong=(widest < MAX_COLUMNS,), cta_orders=(order,))
     first = first_legal(problem, spec, _points(problem, chosen, spec), passes_of)
-    if first is None or problem.causal or first.dv.slices != 2:
+    if first is None or problem.causal:
+        return first
+    if widest >= STORED_DIM_ALWAYS or (widest >= STORED_DIM and problem.seqlen_q >= STORED_TOKENS):
+        stored = _stored_default(problem, chosen, spec)
+        if stored is not None:
+            return stored
+    if first.dv.slices != 2:
         return first
     ctas = problem.batch * problem.heads_kv * -(-problem.seqlen_k // first.dv.block_rows)
     if ctas * first.dv.slices < spec.num_sms:
         return first
     # On an H200, whole backwards at 256/512: fp16 2245 us against 2316 (8 x 8 x 2k) and 4296 against 4427 (4 x 8 x 4k),
     # bf16 2156 against 2224 and 4197 against 4286.
-    others = _wide_points(Candidate.of(problem, first), first, space)
+    others = _narrow_reads(Candidate.of(problem, first), first, space)
     return next((k for k in others if k.dv.exchange_stages and k.dq.kept_depth), first)
+
+
+def _stored_default(
+    problem: Problem, space: BackwardSm90Space, spec: ArchSpec
+) -> BackwardSm90Knobs | None:
+    """The first legal point with stored scores, if there is one.
+
+    On an H200, microseconds of whole backwards in fp16 without and with: 2060 and 1740 at 256/512 (8 x 8 x 2k), 3960
+    and 3380 (4 x 8 x 4k), 605 and 557 (32 x 8 x 512); 1236 and 1139 at 256/256 (8 x 8 x 2k), 657 and 617 (16 x 8 x 1k),
+    but 379 and 437 (32 x 8 x 512); 1050 and 919 at 192/192, 997 and 909 at 128/256, 2207 and 2092 at 256/128
+    (8 x 16 x 2k). At 256/256 dQ's pass takes 1237 where nothing is kept of its left tile; at 256/512 that is as fast
+    or faster.
+    """
+    chosen = replace(space, tiles=(WIDE_TILE,), ping_pong=(False,), gathered_stores=(True,))
+    keeps = problem.padded_dim_v <= MAX_COLUMNS == whole_columns(problem.padded_dim_qk)
+    suited = (
+        knobs
+        for knobs in _points(problem, chosen, spec)
+        if knobs.stored_dk is not None
+        and (knobs.dq.kept_depth > 0) == keeps
+        and knobs.dv.kept_depth == 0
+        and (knobs.dv.exchange_stages > 0) == (knobs.dv.slices == 2)
+    )
+    return first_legal(problem, spec, suited, passes_of)
 
 
 def _points(
@@ -97,21 +132,59 @@ def _points(
             dq=plain, dk=plain, dv=replace(plain, slices=slices), cta_order=order
         )
         candidate = Candidate.of(problem, whole)
-        dq, dk, dv = (fit(shape, spec) or shape.knobs for shape in shapes(candidate))
+        dq, dk, dv = (fit(shape, spec) or shape.knobs for shape in computing_shapes(candidate))
         for gathered in space.gathered_stores:
             knobs = replace(whole, dq=dq, dk=dk, dv=dv, gathered_stores=gathered)
             if knobs not in seen:
                 seen.add(knobs)
                 yield knobs
                 if (groups, columns) == WIDE_TILE and not ping_pong and gathered:
-                    yield from _wide_points(candidate, knobs, space)
+                    yield from _wide_points(problem, candidate, knobs, space, spec)
 
 
 def _wide_points(
+    problem: Problem,
+    candidate: Candidate,
+    knobs: BackwardSm90Knobs,
+    space: BackwardSm90Space,
+    spec: ArchSpec,
+) -> Iterator[BackwardSm90Knobs]:
+    """The same with passes that read less of shared memory, as wide results need, and each with stored scores."""
+    stored_dk = _stored_pass(problem, knobs, spec)
+    for made in _narrow_reads(candidate, knobs, space):
+        if made != knobs:
+            yield made
+        if stored_dk is not None:
+            yield replace(made, dk=None, stored_dk=stored_dk)
+
+
+def _stored_pass(problem: Problem, knobs: BackwardSm90Knobs, spec: ArchSpec) -> StoredPass | None:
+    """The pass for dK from stored scores, with the rows and stages that fit; None where bands are too few or large."""
+    fitting = (
+        shape.knobs
+        for rows, stages in product((128, 64), range(MAX_STORED_STAGES, 1, -1))
+        if pass_of(shape := _stored_shape(problem, knobs, rows, stages)).violation_on(spec) is None
+    )
+    stored = next(fitting, None)
+    if stored is None:
+        return None
+    bands = ScoreBands.of(problem, Candidate.of(problem, replace(knobs, dk=None, stored_dk=stored)))
+    return stored if bands.count >= LEAST_BANDS and bands.num_bytes <= MOST_BAND_BYTES else None
+
+
+def _stored_shape(
+    problem: Problem, knobs: BackwardSm90Knobs, rows: int, stages: int
+) -> StoredPassShape:
+    stored = StoredPass(warpgroup_rows=rows, num_stages=stages)
+    candidate = Candidate.of(problem, replace(knobs, dk=None, stored_dk=stored))
+    return StoredPassShape(candidate=candidate, knobs=stored)
+
+
+def _narrow_reads(
     candidate: Candidate, knobs: BackwardSm90Knobs, space: BackwardSm90Space
 ) -> Iterator[BackwardSm90Knobs]:
     """Passes whose results are as wide as an MMA, which shared memory holds up: those that read less of it."""
-    every = shapes(replace(candidate, knobs=knobs))
+    every = computing_shapes(replace(candidate, knobs=knobs))
     widest = [shape.result for shape in every if shape.columns == MAX_COLUMNS]
     shared = [knobs.dv]
     if knobs.dv.slices == 2:  # as a cluster, in which each computes half of the scores
@@ -125,15 +198,15 @@ def _wide_points(
             )
             for exchange_stages, num_stages, depth_slices, slice_stages in space.exchanges
         ]
-    for dv, kept in product(shared, space.kept_depth):
+    made = []
+    for dv, kept, dv_keeps in product(shared, space.kept_depth, (True, False)):
         passes = {
             result: replace(item, kept_depth=kept)
             for result, item in {**knobs.passes, "dv": dv}.items()
-            if result in widest and not item.exchange_stages
+            if result in widest and not item.exchange_stages and (dv_keeps or result != "dv")
         }
-        made = replace(knobs, **{"dv": dv, **passes})
-        if made != knobs:
-            yield made
+        made.append(replace(knobs, **{"dv": dv, **passes}))
+    yield from dict.fromkeys(made)
 
 
 def fit(shape: Sm90PassShape, spec: ArchSpec) -> Sm90Pass | None:

@@ -18,9 +18,23 @@
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm90/kernel.cuh"
 #include "attention_autotuner/scores_backward_sm90/row_factors.cuh"
+#include "attention_autotuner/scores_backward_sm90/score_bands.cuh"
+#include "attention_autotuner/scores_backward_sm90/stored_scores.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
+
+// The kernel of dK's pass: the one that computes its scores, or the one that multiplies stored ones.
+template <typename Config, bool kStored>
+struct DkPassSm90 {
+  using Traits = PassSm90Traits<Config, typename Config::Dk, Result::kDk>;
+  static constexpr auto kKernel = scores_backward_sm90<Traits>;
+};
+template <typename Config>
+struct DkPassSm90<Config, true> {
+  using Traits = StoredPassSm90Traits<Config>;
+  static constexpr auto kKernel = scores_backward_sm90_stored<Traits>;
+};
 
 template <typename Config>
 struct BackwardSm90Entry {
@@ -28,8 +42,10 @@ struct BackwardSm90Entry {
   using Params = attention_autotuner_retnet_backward_params;
   using Common = BackwardArguments<Params>;
   using Dq = PassSm90Traits<Config, typename Config::Dq, Result::kDq>;
-  using Dk = PassSm90Traits<Config, typename Config::Dk, Result::kDk>;
+  using DkPass = DkPassSm90<Config, kStoresScoresOf<Config>>;
+  using Dk = typename DkPass::Traits;
   using Dv = PassSm90Traits<Config, typename Config::Dv, Result::kDv>;
+  using Bands = ScoreBands<Dq, Dk>;
 #ifdef ATTENTION_AUTOTUNER_CHECK_RACES
   static constexpr int kMostCtas = 4;  // so that they take several tiles of small shapes, too
 #else
@@ -41,7 +57,7 @@ struct BackwardSm90Entry {
   template <typename Visit>
   static int32_t for_each_pass(Visit&& visit) {
     int32_t status = visit(scores_backward_sm90<Dq>, Dq{});
-    if (status == ATTENTION_AUTOTUNER_OK) status = visit(scores_backward_sm90<Dk>, Dk{});
+    if (status == ATTENTION_AUTOTUNER_OK) status = visit(DkPass::kKernel, Dk{});
     if (status == ATTENTION_AUTOTUNER_OK) status = visit(scores_backward_sm90<Dv>, Dv{});
     return status;
   }
@@ -79,7 +95,7 @@ struct BackwardSm90Entry {
 
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
-    int64_t lse_delta_rows, shift, dk_partial, dv_partial, bytes;
+    int64_t lse_delta_rows, shift, dk_partial, dv_partial, scores, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -92,6 +108,8 @@ struct BackwardSm90Entry {
         dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
         bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
       }
+      scores = (bytes + 255) / 256 * 256;
+      if constexpr (Dq::kStoresScores) bytes = scores + Bands(p, splits, Config::kEnoughCtas).all_bytes();
     }
     static int count_splits(Params const& p) {
       int const group = p.heads_q / p.heads_kv;
@@ -139,8 +157,10 @@ struct BackwardSm90Entry {
     }
   };
 
+  // The arguments of a pass that computes scores: true where its tensors have descriptors.
   template <typename T>
-  static bool fill(PassSm90Arguments& a, Params const& p) {
+  static bool fill(PassSm90Arguments& a, Common const& common) {
+    Params const& p = common.params;
     Descriptors descriptors{p};
     descriptors.mask(a.mask, T::kByQueries ? T::kBlockRows : T::kBlockColumns);
     if constexpr (T::kResult == Result::kDq) {
@@ -161,22 +181,20 @@ struct BackwardSm90Entry {
       descriptors.dout(a.z, T::kZRows);
     }
     a.mainloops = p.r_grad && T::kResult != Result::kDv ? 2 : 1;
+    a.common = common;
+    a.scale_sign = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
     return descriptors.made;
   }
-  template <typename T>
-  static int32_t launch_pass(void (*kernel)(PassSm90Arguments, TileList), Common const& common, int ctas,
-                             cudaStream_t stream) {
-    Params const& p = common.params;
-    PassSm90Arguments arguments;
-    if (!fill<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-    arguments.common = common;
-    arguments.scale_sign = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
+  // A pass over so many heads, of queries or of keys, and batches.
+  template <typename T, typename Arguments>
+  static int32_t launch_tiles(void (*kernel)(Arguments, TileList), Arguments const& arguments, int heads, int batches,
+                              int ctas, cudaStream_t stream) {
+    Params const& p = arguments.common.params;
     int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
-    int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
-    int64_t const tiles = int64_t(blocks) * heads * p.batch * T::kSlices;
+    int64_t const tiles = int64_t(blocks) * heads * batches * T::kSlices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
-                        Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
+                        Divider::by(heads), Divider::by(batches),      Divider::by(p.heads_q / p.heads_kv)};
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(minimum(int(tiles), minimum(ctas, kMostCtas)));
@@ -193,6 +211,51 @@ struct BackwardSm90Entry {
       config.gridDim.x -= config.gridDim.x % T::kSlices;
     }
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
+  }
+  template <typename T>
+  static int32_t launch_pass(void (*kernel)(PassSm90Arguments, TileList), Common const& common, int ctas,
+                             cudaStream_t stream) {
+    Params const& p = common.params;
+    PassSm90Arguments arguments;
+    if (!fill<T>(arguments, common)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
+    return launch_tiles<T>(kernel, arguments, heads, p.batch, ctas, stream);
+  }
+  // dQ and dK of one band of heads and batches after the other.
+  static int32_t launch_bands(Common const& common, char* scores, int ctas, cudaStream_t stream) {
+    Params const& p = common.params;
+    Bands const bands(p, common.splits.divisor, Config::kEnoughCtas);
+    BandSm90Arguments dq;
+    StoredSm90Arguments dk;
+    Descriptors descriptors{p};
+    descriptors.q(dk.q, Dk::kBlockDepth);
+    if (!fill<Dq>(dq, common) || !descriptors.made) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    dk.common = common;
+    dk.mainloops = dq.mainloops;
+    int const group = p.heads_q / p.heads_kv, splits = common.splits.divisor, rows = dq.mainloops * bands.loop_rows;
+    int count = 0;
+    for (int head = 0; head < p.heads_kv; head += bands.heads) {
+      for (int batch = 0; batch < p.batch; batch += bands.batches, ++count) {
+        int const heads = minimum(bands.heads, p.heads_kv - head), batches = minimum(bands.batches, p.batch - batch);
+        attention_autotuner_tensor stored{};
+        stored.data = scores + count % 2 * bands.bytes;
+        stored.stride_row = bands.columns;
+        stored.stride_batch = int64_t(rows) * bands.columns;
+        stored.stride_head = stored.stride_batch * batches;
+        dq.band = dk.band = {stored.data,     head * group,  batch,          batches,
+                             bands.loop_rows, bands.columns, Dk::kBlockRows, count == 0};
+        if (!TmaDescriptors::make<Element>(dk.scores, stored, bands.columns, rows, heads * group, batches,
+                                           Dk::kBlockDepth)) {
+          return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+        }
+        int32_t status = launch_tiles<Dq>(scores_backward_sm90<Dq>, dq, heads * group, batches, ctas, stream);
+        if (status == ATTENTION_AUTOTUNER_OK) {
+          status = launch_tiles<Dk>(DkPass::kKernel, dk, heads * splits, batches, ctas, stream);
+        }
+        if (status != ATTENTION_AUTOTUNER_OK) return status;
+      }
+    }
+    return ATTENTION_AUTOTUNER_OK;
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -226,8 +289,15 @@ struct BackwardSm90Entry {
     }
     status = cuda_status(cudaGetLastError());
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status = for_each_pass(
-          [&](auto kernel, auto traits) { return launch_pass<decltype(traits)>(kernel, common, ctas, stream); });
+      auto const launch_one = [&](auto kernel, auto traits) {
+        return launch_pass<decltype(traits)>(kernel, common, ctas, stream);
+      };
+      if constexpr (Dq::kStoresScores) {
+        status = launch_bands(common, static_cast<char*>(workspace) + places.scores, ctas, stream);
+        if (status == ATTENTION_AUTOTUNER_OK) status = launch_one(scores_backward_sm90<Dv>, Dv{});
+      } else {
+        status = for_each_pass(launch_one);
+      }
     }
     if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
       backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(common);

@@ -27,16 +27,16 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4]) {
 }
 
 // Writes a warpgroup's rows of a result in 16 bits, scaled, of tensors aligned to 16 bytes; arguments as below.
-// Gathered: the four lanes of a row exchange what they have of four
-// times eight columns, after which each has eight of its own. So there are a quarter of the stores, and they are whole
-// sectors of L2. They stream, because L2 has better uses than results that nobody reads before the kernel's end.
-template <typename Element, int Registers>
+// Gathered: the four lanes of a row exchange what they have of four times eight columns, after which each has eight of
+// its own. So there are a quarter of the stores, and they are whole sectors of L2. They stream, because L2 has better
+// uses than results that nobody reads before the kernel's end.
+template <typename Element, int kHalfStep = 8, int Registers>
 __device__ __forceinline__ void write_gathered(float const (&result)[Registers], attention_autotuner_tensor const& out,
                                                int columns, float scale, int batch, int head, int rows, int row,
                                                int column) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = row + 8 * half;
+    int const i = row + kHalfStep * half;
     Element* const line =
         static_cast<Element*>(out.data) + batch * out.stride_batch + head * out.stride_head + i * out.stride_row;
 #pragma unroll
@@ -57,8 +57,8 @@ __device__ __forceinline__ void write_gathered(float const (&result)[Registers],
 }
 
 // Writes a warpgroup's rows of a result, scaled; or, where CTAs share rows, in fp32 as partial sums. `row` is the
-// lane's first and `column` the first of the accumulators.
-template <typename Element, bool kGathered, int Registers, typename Common>
+// lane's first, the second is kHalfStep further, and `column` the first of the accumulators.
+template <typename Element, bool kGathered, int kHalfStep = 8, int Registers, typename Common>
 __device__ __forceinline__ void write_result(float const (&result)[Registers], Common const& common,
                                              attention_autotuner_tensor const& out, float* partial, int padded_columns,
                                              int columns, float scale, int batch, int head, int split, int rows,
@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_result(float const (&result)[Registers], C
   auto const& params = common.params;
   if constexpr (kGathered) {
     if (partial == nullptr || common.splits.divisor == 1) {
-      write_gathered<Element>(result, out, columns, scale, batch, head, rows, row, column);
+      write_gathered<Element, kHalfStep>(result, out, columns, scale, batch, head, rows, row, column);
       return;
     }
   }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void write_result(float const (&result)[Registers], C
   column += 2 * (lane_index() & 3);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    int const i = row + 8 * half;
+    int const i = row + kHalfStep * half;
     if (i >= rows) continue;
     if (shares) {
       float* const line =

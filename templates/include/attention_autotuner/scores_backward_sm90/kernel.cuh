@@ -14,11 +14,6 @@
 
 namespace attention_autotuner {
 
-template <typename Work>
-struct Role {
-  using Type = Work;
-};
-
 // CTAs are persistent: each takes a tile of every round, the rounds in alternating direction, so that the longer tiles
 // fall to other CTAs each time. The first CTAs have one more tile where tiles are not shared out evenly.
 //
@@ -26,7 +21,7 @@ struct Role {
 // and all end in order, so that waiting for the last is waiting for all.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    scores_backward_sm90(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
+    scores_backward_sm90(PassArguments<T> const __grid_constant__ arguments, TileList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   if constexpr (T::kSharesScores) {
@@ -43,7 +38,11 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 #pragma unroll 1
     for (int first = 0; first < list.tiles; first += ctas, place = ctas - 1 - place) {
       if (first + place >= list.tiles) continue;
-      TileCoordinates const tile = tile_coordinates<T::kLongestFirst, T::kSlices, true>(first + place, list);
+      TileCoordinates tile = tile_coordinates<T::kLongestFirst, T::kSlices, true>(first + place, list);
+      if constexpr (T::kStoresScores) {
+        tile.head += arguments.band.first_head;
+        tile.batch += arguments.band.first_batch;
+      }
       typename decltype(role)::Type work(arguments, smem, tile, list, done, mainloops);
       use(work);
       if (work.steps > 0) {
@@ -52,8 +51,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       }
     }
   };
-  constexpr bool kFirst = T::kResult == Result::kDq;
-  if (!kFirst && threadIdx.x == 0) launch_dependent_grids();
+  bool first_pass = T::kResult == Result::kDq;
+  if constexpr (T::kStoresScores) first_pass = arguments.band.first;
+  if (!first_pass && threadIdx.x == 0) launch_dependent_grids();
   if (threadIdx.x < kWarpgroupThreads) {
     cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
     if constexpr (T::kSharesScores) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
-    if (kFirst) {
+    if (first_pass) {
       wait_on_dependent_grids();
       launch_dependent_grids();
     }
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       work.write();
     });
     if constexpr (T::kPingPong) ping_pong_end();
-    if (!kFirst) wait_on_dependent_grids();
+    if (!first_pass) wait_on_dependent_grids();
   }
   // No CTA ends while the other of its cluster may still store to its shared memory.
   if constexpr (T::kSharesScores) cluster_sync();

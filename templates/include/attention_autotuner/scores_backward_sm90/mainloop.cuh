@@ -180,6 +180,32 @@ struct PassSm90Consumer : PassSm90Stages<T> {
 #pragma unroll
     for (int i = 0; i < T::kBlockColumns / 4; ++i) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
   }
+  // P, or zeros, into the band of scores that dK multiplies, 16 bytes a lane.
+  template <bool kZeros = false>
+  __device__ __forceinline__ void store_p(int loop, int column) const {
+    auto const& band = arguments.band;
+    int const matrix = (tile.head - band.first_head) * band.batches + tile.batch - band.first_batch;
+    int const row = (matrix * arguments.mainloops + loop) * band.loop_rows + tile.row_block * T::kBlockRows;
+    Element* const line = static_cast<Element*>(band.scores) + int64_t(row + consumer_row()) * band.columns + column +
+                          8 * (lane_index() & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockColumns / 32; ++i) {
+        uint32_t const* const words = p + 8 * i + half;
+        *reinterpret_cast<uint4*>(line + 8 * half * band.columns + 32 * i) =
+            kZeros ? make_uint4(0, 0, 0, 0) : make_uint4(words[0], words[2], words[4], words[6]);
+      }
+    }
+  }
+  // Zeros where the rows see no key, but others of a tile of dK do.
+  __device__ __forceinline__ void store_unseen() const {
+    int const seen = steps * T::kBlockColumns, key_block = arguments.band.key_block;
+    int const end = minimum(divide_up(seen, key_block) * key_block, arguments.band.columns);
+    for (int loop = 0; loop < arguments.mainloops; ++loop) {
+      for (int column = seen; column < end; column += T::kBlockColumns) store_p<true>(loop, column);
+    }
+  }
 
   // --- the pass ------------------------------------------------------------------------------------------------------
 
@@ -208,6 +234,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     warpgroup_wait<0>();
     modify_scores(0, steps == 1, false, now);
     pack_p();
+    if constexpr (T::kStoresScores) store_p(0, now.tile * T::kBlockColumns);
     for (int index = 1; index < total; ++index) {
       int const before = done + index - 1, stage = Ring::stage(before);
       bool const signs = index >= steps;
@@ -230,7 +257,9 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       fence_accumulators(result);
       consumer_release(z_ring().empty(stage));
       pack_p();
+      if constexpr (T::kStoresScores) store_p(signs, now.tile * T::kBlockColumns);
     }
+    if constexpr (T::kStoresScores) store_unseen();
     int const last = done + total - 1, stage = Ring::stage(last);
     z_ring().consumer_wait(last);
     issue_result(stage);

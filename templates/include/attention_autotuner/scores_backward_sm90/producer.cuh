@@ -2,6 +2,8 @@
 // the threads that load them.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -14,12 +16,34 @@
 
 namespace attention_autotuner {
 
+template <typename Work>
+struct Role {
+  using Type = Work;
+};
+
 struct PassSm90Arguments {
   TmaTensor x[2], y[2], z, mask;  // x and y of each main loop
   BackwardArguments<attention_autotuner_retnet_backward_params> common;
   int mainloops;
   float scale_sign;
 };
+
+// Scores that dQ's pass stores for dK's: those of some heads and batches, a matrix of queries by keys for each head and
+// batch and, below one another, for each main loop. Both dimensions are those of whole tiles of dQ. Of each 32 keys, a
+// lane's eight come together; see stored_scores.cuh.
+struct ScoreBand {
+  void* scores;
+  int first_head, first_batch;  // query heads
+  int batches;
+  int loop_rows, columns;
+  int key_block;  // of dK: a row of tiles is stored up to whole ones
+  bool first;     // of the launch
+};
+struct BandSm90Arguments : PassSm90Arguments {
+  ScoreBand band;
+};
+template <typename T>
+using PassArguments = std::conditional_t<T::kStoresScores, BandSm90Arguments, PassSm90Arguments>;
 
 // The barriers of X, of the stages of Y's slices, then of Z and the mask, stage after stage.
 template <typename T>
@@ -59,7 +83,7 @@ struct PassSm90Stages : PassSm90Barriers<T> {
   using typename Barriers::Ring;
   using typename Barriers::YRing;
 
-  PassSm90Arguments const& arguments;
+  PassArguments<T> const& arguments;
   TileCoordinates const tile;
   TileRange range;  // over tiles of the other side
   int steps;        // of one main loop
@@ -67,7 +91,7 @@ struct PassSm90Stages : PassSm90Barriers<T> {
   int done;       // steps of the CTA before this tile
   int mainloops;  // of the CTA before this tile
 
-  __device__ __forceinline__ PassSm90Stages(PassSm90Arguments const& arguments, uint32_t smem,
+  __device__ __forceinline__ PassSm90Stages(PassArguments<T> const& arguments, uint32_t smem,
                                             TileCoordinates const& tile, TileList const& list, int done, int mainloops)
       : Barriers{smem}, arguments(arguments), tile(tile), done(done), mainloops(mainloops) {
     auto const& common = arguments.common;

@@ -3,12 +3,20 @@
 // Every static_assert here is the twin of a named predicate in kernels/scores_backward_sm90/rules.py.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
+
+// Whether dQ's pass stores its scores and dK's multiplies them; see stored_scores.cuh.
+template <typename Config, typename = void>
+inline constexpr bool kStoresScoresOf = false;
+template <typename Config>
+inline constexpr bool kStoresScoresOf<Config, std::void_t<typename Config::StoredDk>> = true;
 
 template <typename Config, typename Pass, Result kOfPass>
 struct PassSm90Traits {
@@ -18,7 +26,8 @@ struct PassSm90Traits {
   static constexpr bool kGathered = Config::kGatheredStores;
   static constexpr bool kPingPong = Pass::kPingPong;
   static constexpr bool kByQueries = kResult == Result::kDq;  // rows are queries, columns keys; else the reverse
-  static constexpr int kWarpgroups = Pass::kWarpgroups;       // consumers; one more is the producer
+  static constexpr bool kStoresScores = kByQueries && kStoresScoresOf<Config>;
+  static constexpr int kWarpgroups = Pass::kWarpgroups;  // consumers; one more is the producer
   static constexpr int kBlockRows = 64 * kWarpgroups;
   static constexpr int kBlockColumns = Pass::kBlockColumns;
   static constexpr int kStages = Pass::kNumStages;         // of Z and the mask
@@ -97,6 +106,36 @@ struct PassSm90Traits {
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kFactorOffset + kStages * kFactorCopies * kFactorBytes;
   static_assert(8 * kBarriers <= 256, "barriers_fit");
+  static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
+};
+
+// The pass of dK that multiplies stored scores.
+template <typename Config>
+struct StoredPassSm90Traits {
+  using Element = typename Config::Element;
+  using Pass = typename Config::StoredDk;
+  static constexpr bool kLongestFirst = Config::kCtaOrder == CtaOrder::kLongestFirst;
+  static constexpr bool kGathered = Config::kGatheredStores, kByQueries = false, kSharesScores = false;
+  static constexpr int kSlices = 1;
+  static constexpr int kWarpgroups = Pass::kWarpgroups;
+  static constexpr int kMmas = Pass::kWarpgroupRows / 64;  // of a warpgroup, one below the other
+  static constexpr int kBlockRows = kWarpgroups * kMmas * 64;
+  static constexpr int kBlockDepth = 64;  // queries of a step
+  static constexpr int kStages = Pass::kNumStages;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kColumns = divide_up(Config::kPaddedDimQK, 64) * 64;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kFragmentRegisters = kMmas * kColumns / 2;
+
+  static constexpr int kScoresBytes = kBlockRows * kBlockDepth * 2;
+  static constexpr int kStageBytes = kScoresBytes + kBlockDepth * kColumns * 2;
+  static constexpr int kBarrierOffset = kStages * kStageBytes;
+  static constexpr int kSmemBytes = 1024 + kBarrierOffset + 256;
+
+  static_assert(kWarpgroups == 2, "stored_warpgroups_known");
+  static_assert(kMmas >= 1 && kMmas * 64 == Pass::kWarpgroupRows, "stored_rows_fit_mma");
+  static_assert(kStages >= 2 && kStages <= 8, "stored_stages_range");
+  static_assert(kFragmentRegisters <= 128, "stored_fragments_fit_warpgroup");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

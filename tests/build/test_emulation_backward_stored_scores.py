@@ -1,0 +1,114 @@
+"""Retnet's dK from scores that dQ's pass has stored, on an emulated machine: results, bands, and mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import LaunchFailed, Wrong
+from attention_autotuner.core.problem import DType, Problem
+from attention_autotuner.kernels.scores_backward_sm90.knobs import (
+    BackwardSm90Knobs,
+    Sm90Pass,
+    StoredPass,
+)
+from attention_autotuner.operations.retnet.inputs import RetNetBackward
+from attention_autotuner.serving.loader import LoadedKernel
+from tests.emulation.build import build
+from tests.emulation.check import RUNS, check
+
+pytestmark = pytest.mark.build
+
+BANDS = "scores_backward_sm90/score_bands.cuh"
+STORED = "scores_backward_sm90/stored_scores.cuh"
+SCORES = "scores_backward_sm90/mainloop.cuh"
+MUTANTS = {
+    "one_head_a_band": (BANDS, "batches = even_share(p.batch, wanted);", "batches = 1;"),
+    "stage_not_awaited": (STORED, "ring(smem).consumer_wait(at);", ""),
+    "stage_released_early": (STORED, "warpgroup_wait<1>();", ""),
+    "unseen_keys_kept": (SCORES, "store_p<true>(loop, column);", ""),
+    "signs_not_read": (STORED, "loop_row = band.loop_rows;", ""),
+}
+CAUGHT = [
+    ("stage_not_awaited", "lazy", "has yet to"),
+    ("stage_released_early", "lazy", "has yet to read"),
+    ("unseen_keys_kept", "eager", "dk: "),
+]
+PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
+ROWS = Problem(
+    op="retnet",
+    direction="backward",
+    mask="explicit",
+    batch=1,
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=300,
+    seqlen_k=200,
+    dim_qk=64,
+    dim_v=64,
+)
+SQUARE = replace(ROWS, batch=2, heads_q=1, seqlen_q=330, seqlen_k=330, causal=True)
+BANDED = replace(ROWS, batch=3, heads_q=4, heads_kv=2, seqlen_q=130, seqlen_k=70)
+
+
+def candidate(
+    dtype: DType = "fp16", rows: int = 128, stages: int = 2, columns: int = 64, dim_v: int = 64
+) -> Candidate:
+    plain = replace(PLAIN, block_columns=columns)
+    return Candidate(
+        op="retnet",
+        direction="backward",
+        mask="explicit",
+        dtype=dtype,
+        padded_dim_qk=64,
+        padded_dim_v=dim_v,
+        knobs=BackwardSm90Knobs(
+            dq=plain,
+            dk=None,
+            stored_dk=StoredPass(warpgroup_rows=rows, num_stages=stages),
+            dv=plain,
+            gathered_stores=dtype == "fp16",
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
+    return build(candidate(), tmp_path_factory.mktemp("stored"), MUTANTS)
+
+
+def test_stored_scores_are_right(emulated: LoadedKernel) -> None:
+    outcome = check(emulated, [ROWS, SQUARE])
+    assert outcome.ok, outcome.reason
+
+
+def test_bands_of_one_head_are_right(emulated: LoadedKernel) -> None:
+    outcome = check(emulated, [BANDED], RUNS[::2], mutant="one_head_a_band")
+    assert outcome.ok, outcome.reason
+
+
+def test_other_tiles_are_right(tmp_path: Path) -> None:
+    kernel = build(candidate("bf16", rows=64, stages=3, columns=128, dim_v=128), tmp_path)
+    problem = replace(ROWS, dtype="bf16", dim_v=128)
+    outcome = check(kernel, [problem, replace(problem, causal=True)], RUNS[::2])
+    assert outcome.ok, outcome.reason
+
+
+def test_signs_are_read_where_r_has_a_gradient(emulated: LoadedKernel) -> None:
+    way = RetNetBackward(any_values=True, r_grad=True, note=", through r")
+    assert check(emulated, [BANDED, SQUARE], [("random", 1)], ways=(way,)).ok
+    outcome = check(emulated, [BANDED], [("eager", 1)], ways=(way,), mutant="signs_not_read")
+    assert isinstance(outcome, Wrong)
+    assert outcome.reason.startswith("dk: ")
+
+
+@pytest.mark.parametrize(("mutant", "policy", "message"), CAUGHT)
+def test_mistakes_are_caught(
+    emulated: LoadedKernel, mutant: str, policy: str, message: str
+) -> None:
+    outcome = check(emulated, [SQUARE], [(policy, 1)], mutant=mutant)
+    assert isinstance(outcome, (LaunchFailed, Wrong))
+    assert message in outcome.reason, outcome.reason
