@@ -148,12 +148,12 @@ class Comparison:
         shown: dict[str, str] = {}
         for label, default_label, selection in self._contenders.selections():
             pick, gain = self._confirmed(selection)
-            settled = {
+            settled: dict[str, Any] = {
                 "pick": pick.name,
                 "layer": selection.layer if pick == selection.pick else "default",
-                "default": selection.default.name,
-                "gain_over_default": gain,
             }
+            if selection.pick != selection.default:
+                settled |= {"default": selection.default.name, "gain_over_default": gain}
             row |= settled if label == PICK else {label: settled}
             shown[label] = pick.name
             if selection.pick != selection.default:

@@ -30,7 +30,7 @@ from .comparison import Comparison, Inspect, describe, opponents_of
 from .contenders import AUTOGRAD, DETERMINISTIC, PICK, STEP, Contenders, Results, contenders_of
 from .suites import Trial
 
-CLOCKS = ("sm_clock_mhz", "power_draw_w", "temperature_c", "time_utc")  # of the environment, a row
+CLOCKS = ("sm_clock_mhz", "power_draw_w", "temperature_c")  # of the environment, a row
 
 
 @dataclass(kw_only=True)
