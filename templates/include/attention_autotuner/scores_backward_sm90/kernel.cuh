@@ -18,7 +18,9 @@ namespace attention_autotuner {
 // fall to other CTAs each time. The first CTAs have one more tile where tiles are not shared out evenly.
 //
 // The passes do not wait for each other: each starts as CTAs of the one before end. The first waits for the factors,
-// and all end in order, so that waiting for the last is waiting for all.
+// and all end in order, so that waiting for the last is waiting for all. Where dQ's stores scores, dK's lets the next
+// start only after it has waited for the dQ of its band: what a later dQ finds in flight is the dK before it alone,
+// which reads the other band.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     scores_backward_sm90(PassArguments<T> const __grid_constant__ arguments, TileList const list) {

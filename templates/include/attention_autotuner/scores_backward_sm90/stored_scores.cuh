@@ -140,7 +140,7 @@ struct StoredScoresConsumer : StoredScoresStages<T> {
   __device__ __forceinline__ void write() const {
     auto const& common = arguments.common;
     auto const& params = common.params;
-    // This lane's first row of dK among 64: lanes l and l + 1 of four of dQ's pass stored its two rows.
+    // This lane's first row of dK among 64. Its second was stored by the next lane of dQ's pass: two keys further.
     int const pair = lane_index() / 8, odd = lane_index() / 4 & 1, warp = warp_in_warpgroup();
     int const row = 32 * (warp / 2) + 8 * pair + 4 * (warp & 1) + odd;
 #pragma unroll
@@ -154,7 +154,7 @@ struct StoredScoresConsumer : StoredScoresStages<T> {
 };
 
 // CTAs are persistent, as those of the other passes are. The scores of the band are there once the kernel ahead is
-// complete; the next may begin to fill the other band then.
+// complete, and with it the dK that read the other band: the next dQ may fill that.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     scores_backward_sm90_stored(StoredSm90Arguments const __grid_constant__ arguments, TileList const list) {
