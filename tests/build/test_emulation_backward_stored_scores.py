@@ -55,7 +55,11 @@ BANDED = replace(ROWS, batch=3, heads_q=4, heads_kv=2, seqlen_q=130, seqlen_k=70
 
 
 def candidate(
-    dtype: DType = "fp16", rows: int = 128, stages: int = 2, columns: int = 64, dim_v: int = 64
+    dtype: DType = "fp16",
+    rows: int = 128,
+    stages: int = 2,
+    columns: int = 64,
+    dims: tuple[int, int] = (64, 64),
 ) -> Candidate:
     plain = replace(PLAIN, block_columns=columns)
     return Candidate(
@@ -63,8 +67,8 @@ def candidate(
         direction="backward",
         mask="explicit",
         dtype=dtype,
-        padded_dim_qk=64,
-        padded_dim_v=dim_v,
+        padded_dim_qk=dims[0],
+        padded_dim_v=dims[1],
         knobs=BackwardSm90Knobs(
             dq=plain,
             dk=None,
@@ -91,8 +95,9 @@ def test_bands_of_one_head_are_right(emulated: LoadedKernel) -> None:
 
 
 def test_other_tiles_are_right(tmp_path: Path) -> None:
-    kernel = build(candidate("bf16", rows=64, stages=3, columns=128, dim_v=128), tmp_path)
-    problem = replace(ROWS, dtype="bf16", dim_v=128)
+    """Head dims between blocks of 64 columns, too, where CTAs share the heads of a group."""
+    kernel = build(candidate("bf16", rows=64, stages=3, columns=128, dims=(80, 128)), tmp_path)
+    problem = replace(ROWS, dtype="bf16", dim_qk=72, dim_v=128)
     outcome = check(kernel, [problem, replace(problem, causal=True)], RUNS[::2])
     assert outcome.ok, outcome.reason
 

@@ -16,6 +16,7 @@ from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.registry import KERNELS
 
 from .build import build
 from .check import GROWING, Adjust, check, scaled
@@ -28,6 +29,9 @@ ADJUSTMENTS: tuple[tuple[str, Adjust], ...] = (
 DIMS = ((64, 64), (128, 128), (80, 48), (96, 96), (192, 128), (256, 256), (16, 16), (64, 256))
 
 
+MASKS = {"masked": "explicit", "decayed": "decay"}  # of what is done to scores; none for the others
+
+
 def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
     """Small problems of two head dims: odd lengths, groups of heads, causal with rows that see nothing."""
     shapes = [
@@ -38,14 +42,16 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
         (513, 513, 1, 1, True),
         (200, 50, 16, 16, False),
     ]
+    mask = fields.get("mask")
+    keys = 8 if mask == "explicit" else 1  # rows of a mask are read 16 bytes at a time
     return [
         Problem(
             batch=2 if k < 100 else 1,
             seqlen_q=q,
-            seqlen_k=k,
+            seqlen_k=-(-k // keys) * keys,
             heads_q=heads,
             heads_kv=heads_kv,
-            causal=causal,
+            causal=causal or mask == "decay",
             dim_qk=dim_qk,
             dim_v=dim_v,
             **fields,  # type: ignore[arg-type]  # of a problem
@@ -57,7 +63,13 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
 def outcome_of(candidate: Candidate, dims: tuple[int, int], folder: Path, seed: int) -> Outcome:
     """Verify a candidate under every policy, and, of attention, with adjusted inputs."""
     kernel = build(candidate, folder)
-    small = problems(*dims, dtype=candidate.dtype)
+    small = problems(
+        *dims,
+        dtype=candidate.dtype,
+        op=candidate.op,
+        direction=candidate.direction,
+        mask=candidate.mask,
+    )
     runs = [(policy, number + 10 * seed) for policy, number in RUNS]
     outcome = check(kernel, small, runs)
     if candidate.op == "attention" and candidate.direction == "forward":
@@ -67,20 +79,34 @@ def outcome_of(candidate: Candidate, dims: tuple[int, int], folder: Path, seed: 
     return outcome
 
 
-def candidates(kernel: str, problem: Problem) -> list[Candidate]:
-    """Every candidate of a kernel that an H100 offers for a problem."""
-    return [c for c in H100().legal(problem) if c.kernel == kernel]
+def candidates(kernel: str, dims: tuple[int, int]) -> list[Candidate]:
+    """Every candidate of a kernel that an H100 offers for two head dims, for many heads and long sequences."""
+    offered = []
+    for op, direction, score in sorted(KERNELS[kernel].knobs.serves):
+        problem = Problem(
+            op=op,
+            direction=direction,
+            mask=MASKS.get(score, "none"),  # type: ignore[arg-type]
+            causal=score == "decayed",
+            batch=8,
+            seqlen_q=2048,
+            seqlen_k=2048,
+            dim_qk=dims[0],
+            dim_v=dims[1],
+        )
+        offered += [c for c in H100().legal(problem) if c.kernel == kernel]
+    return offered
 
 
 def main() -> int:
     """Sweep; 1 where some candidate was not Ok."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kernel", nargs="?", default="attention_forward_sm90")
+    parser.add_argument("kernel", nargs="?", default="attention_forward_sm90", choices=KERNELS)
     parser.add_argument("--count", type=int, default=20, help="candidates, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     source = random.Random(options.seed)
-    pool = [(c, dims) for dims in DIMS for c in candidates(options.kernel, problems(*dims)[0])]
+    pool = [(c, dims) for dims in DIMS for c in candidates(options.kernel, dims)]
     failures = 0
     for candidate, dims in source.sample(pool, min(options.count, len(pool))):
         candidate = replace(candidate, dtype=source.choice(("fp16", "bf16")))

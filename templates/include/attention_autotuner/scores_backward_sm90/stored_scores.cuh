@@ -146,7 +146,7 @@ struct StoredScoresConsumer : StoredScoresStages<T> {
 #pragma unroll
     for (int mma = 0; mma < T::kMmas; ++mma) {
       int const first = tile.row_block * T::kBlockRows + (consumer_index() * T::kMmas + mma) * kWarpgroupRows;
-      write_result<Element, T::kGathered, 2>(result[mma], common, params.dk, common.dk_partial, T::kColumns,
+      write_result<Element, T::kGathered, 2>(result[mma], common, params.dk, common.dk_partial, T::kResultDim,
                                              params.dim_qk, params.scale, tile.batch, this->share.kv_head,
                                              this->share.split, params.seqlen_k, first + row, 0);
     }

@@ -123,7 +123,8 @@ struct StoredPassSm90Traits {
   static constexpr int kBlockDepth = 64;  // queries of a step
   static constexpr int kStages = Pass::kNumStages;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kColumns = divide_up(Config::kPaddedDimQK, 64) * 64;
+  static constexpr int kResultDim = Config::kPaddedDimQK;
+  static constexpr int kColumns = divide_up(kResultDim, 64) * 64;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static constexpr int kFragmentRegisters = kMmas * kColumns / 2;
 
