@@ -191,7 +191,7 @@ def test_stored_scores_take_half_of_all_at_most() -> None:
         assert storing
         for selected in storing:
             bands = ScoreBands.of(problem, selected)
-            assert 2 * bands.num_bytes <= 0.6 * everything  # of whole tiles
+            assert 2 * bands.num_bytes <= 0.5 * everything
             assert bands.count * bands.num_bytes >= everything
 
 

@@ -9,6 +9,7 @@ from ..shared import engine
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usages
 from ..shared.sm90_tiles import ELEMENT_BYTES
+from ..shared.wgmma_cost import NEIGHBOURS_L2_GAIN
 from .knobs import knobs_of
 from .resources import BLOCK_K, splits_of, workspace_bytes
 
@@ -16,7 +17,6 @@ from .resources import BLOCK_K, splits_of, workspace_bytes
 MMA_SHARE = 0.85  # of the spec's rate, that a dense stream of MMAs keeps
 CLUSTER_LOSS = 1.35  # times the clocks of a step where two CTAs wait for each other's loads
 TURNS_LOSS = 1.7  # more, where their warpgroups take tiles by turns
-L2_GAIN = 1.7  # of tiles that neighbours load at the same time, over the spec's rate
 OVERLAP_LOSS = 0.05  # share of the lesser of computing and moving that adds to the greater
 STORED_BYTES_PER_CLK = 32  # of a tile that leaves
 DIRECT_SHARE = 1.5  # clocks of one that leaves from registers, over that
@@ -45,7 +45,7 @@ def predict(
     if knobs.cluster > 1:
         mma_clk *= CLUSTER_LOSS * (TURNS_LOSS if knobs.schedule == "ping_pong" else 1.0)
     loaded = (knobs.block_m + knobs.block_n / knobs.cluster) * BLOCK_K * ELEMENT_BYTES
-    l2_clk = loaded * busy / (spec.l2_bytes_per_clk * L2_GAIN)
+    l2_clk = loaded * busy / (spec.l2_bytes_per_clk * NEIGHBOURS_L2_GAIN)
     tile_clk = TILE_CLK + ELEMENT_BYTES * knobs.block_m * knobs.block_n / STORED_BYTES_PER_CLK * (
         DIRECT_SHARE if knobs.output == "direct" or splits > 1 else 1
     )

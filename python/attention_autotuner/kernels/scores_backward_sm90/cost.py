@@ -12,12 +12,11 @@ from ..shared.engine import AuxiliaryWork, TileList, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
-from ..shared.wgmma_cost import mma_clk, once_bytes, predict_steps
+from ..shared.wgmma_cost import NEIGHBOURS_L2_GAIN, mma_clk, once_bytes, predict_steps
 from .knobs import knobs_of
 from .resources import PassShape, ScoreBands, StoredPassShape, shapes
 
 PREPROCESS_BYTES = 12  # of a row: r in, its base and shift out
-STORED_L2_GAIN = 1.7  # of tiles that neighbours load at the same time, over the spec's rate
 
 
 def predict(
@@ -76,7 +75,7 @@ def _predict_stored(
         mma_clk=mma_clk(products, spec) / fit.wgmma_efficiency,
         exposed_clk=0.0,
         block_clk=fit.wgmma_tile_clk,
-        moved_bytes=int(ELEMENT_BYTES * shape.stage_elements / STORED_L2_GAIN),
+        moved_bytes=int(ELEMENT_BYTES * shape.stage_elements / NEIGHBOURS_L2_GAIN),
         once=_stored_bytes(problem),
         overlap_loss=fit.wgmma_overlap_loss,
     )

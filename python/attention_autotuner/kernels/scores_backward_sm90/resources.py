@@ -16,12 +16,16 @@ from ...core.problem import Problem
 from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
-from ..shared.workspace import count_head_splits, lse_delta_bytes, shared_gradient_bytes
+from ..shared.workspace import (
+    count_head_splits,
+    layout_bytes,
+    lse_delta_bytes,
+    shared_gradient_bytes,
+)
 from .knobs import Sm90Pass, StoredPass, knobs_of
 
 FACTOR_BYTES = 4
 PRODUCER_REGISTERS = 40
-BAND_ALIGNMENT = 256  # of stored scores in the workspace
 
 Result = Literal["dq", "dk", "dv"]
 
@@ -215,4 +219,4 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     if knobs_of(candidate).stored_dk is None:
         return rows
     bands = ScoreBands.of(problem, candidate)
-    return -(-rows // BAND_ALIGNMENT) * BAND_ALIGNMENT + min(bands.count, 2) * bands.num_bytes
+    return layout_bytes([rows, min(bands.count, 2) * bands.num_bytes])

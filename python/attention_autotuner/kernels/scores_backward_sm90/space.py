@@ -94,11 +94,11 @@ def _stored_default(
 ) -> BackwardSm90Knobs | None:
     """The first legal point with stored scores, if there is one.
 
-    On an H200, microseconds of whole backwards in fp16 without and with: 2060 and 1740 at 256/512 (8 x 8 x 2k), 3960
-    and 3380 (4 x 8 x 4k), 605 and 557 (32 x 8 x 512); 1236 and 1139 at 256/256 (8 x 8 x 2k), 657 and 617 (16 x 8 x 1k),
-    but 379 and 437 (32 x 8 x 512); 1050 and 919 at 192/192, 997 and 909 at 128/256, 2207 and 2092 at 256/128
-    (8 x 16 x 2k). At 256/256 dQ's pass takes 1237 where nothing is kept of its left tile; at 256/512 that is as fast
-    or faster.
+    On an H200, microseconds of whole backwards in fp16 without and with: 2039 and 1720 at 256/512 (8 x 8 x 2k), 3931
+    and 3313 (4 x 8 x 4k), 605 and 557 (32 x 8 x 512); 1205 and 1100 at 256/256 (8 x 8 x 2k), 662 and 621 (16 x 8 x 1k),
+    but 379 and 437 (32 x 8 x 512); 1053 and 922 at 192/192, 996 and 909 at 128/256, 2207 and 2092 at 256/128
+    (8 x 16 x 2k). At 256/256 it is 1237 where dQ's pass keeps nothing of its left tile; at 256/512 that is as fast or
+    faster (`retnet_backward_stored_scores` in kernel_log.json).
     """
     chosen = replace(space, tiles=(WIDE_TILE,), ping_pong=(False,), gathered_stores=(True,))
     keeps = problem.padded_dim_v <= MAX_COLUMNS == whole_columns(problem.padded_dim_qk)
@@ -160,24 +160,15 @@ def _wide_points(
 
 def _stored_pass(problem: Problem, knobs: BackwardSm90Knobs, spec: ArchSpec) -> StoredPass | None:
     """The pass for dK from stored scores, with the rows and stages that fit; None where bands are too few or large."""
-    fitting = (
-        shape.knobs
-        for rows, stages in product((128, 64), range(MAX_STORED_STAGES, 1, -1))
-        if pass_of(shape := _stored_shape(problem, knobs, rows, stages)).violation_on(spec) is None
-    )
-    stored = next(fitting, None)
-    if stored is None:
-        return None
-    bands = ScoreBands.of(problem, Candidate.of(problem, replace(knobs, dk=None, stored_dk=stored)))
-    return stored if bands.count >= LEAST_BANDS and bands.num_bytes <= MOST_BAND_BYTES else None
-
-
-def _stored_shape(
-    problem: Problem, knobs: BackwardSm90Knobs, rows: int, stages: int
-) -> StoredPassShape:
-    stored = StoredPass(warpgroup_rows=rows, num_stages=stages)
-    candidate = Candidate.of(problem, replace(knobs, dk=None, stored_dk=stored))
-    return StoredPassShape(candidate=candidate, knobs=stored)
+    for rows, stages in product((128, 64), range(MAX_STORED_STAGES, 1, -1)):
+        stored = StoredPass(warpgroup_rows=rows, num_stages=stages)
+        candidate = Candidate.of(problem, replace(knobs, dk=None, stored_dk=stored))
+        shape = StoredPassShape(candidate=candidate, knobs=stored)
+        if pass_of(shape).violation_on(spec) is None:
+            bands = ScoreBands.of(problem, candidate)
+            fits = bands.count >= LEAST_BANDS and bands.num_bytes <= MOST_BAND_BYTES
+            return stored if fits else None
+    return None
 
 
 def _narrow_reads(

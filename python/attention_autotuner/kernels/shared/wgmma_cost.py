@@ -13,6 +13,10 @@ from .estimates import Estimate, Usage
 from .kernel_cost import mask_bytes
 from .tile_costs import ELEMENT_BYTES
 
+# Rate of tiles of matrix products that neighbours load at the same time, over the spec's, by hand to products of
+# matrices on an H200 (benchmarks/results/nvidia-h200/records.jsonl.xz).
+NEIGHBOURS_L2_GAIN = 1.7
+
 
 def once_bytes(problem: Problem) -> int:
     """Bytes through device memory, whatever the tiles: each tensor and the mask once."""
