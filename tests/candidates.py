@@ -19,6 +19,7 @@ from attention_autotuner.kernels.scores_backward_sm80.knobs import (
     KeyPass,
     RowPass,
 )
+from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs, Sm90Pass
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.operations.registry import OPERATIONS
 
@@ -32,6 +33,33 @@ PLAIN = Candidate(
 )
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=1)
 ROWS = RowPass(block_rows=128, block_columns=32, warps=4, num_stages=2)
+
+SM90_PASS = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
+MASKED_BACKWARD = Problem(
+    op="retnet",
+    direction="backward",
+    mask="explicit",
+    batch=1,
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=300,
+    seqlen_k=200,
+    dim_qk=128,
+    dim_v=128,
+)
+
+
+def masked_backward(passes: dict[str, Any] | None = None, **fields: Any) -> Candidate:
+    """Retnet's backward of family ``sm90``, of three equal passes but for knobs of its own, with fields of it."""
+    equal: dict[str, Any] = {"dq": SM90_PASS, "dk": SM90_PASS, "dv": SM90_PASS}
+    config: dict[str, Any] = {"dtype": "fp16", "padded_dim_qk": 128, "padded_dim_v": 128} | fields
+    return Candidate(
+        op="retnet",
+        direction="backward",
+        mask="explicit",
+        knobs=BackwardSm90Knobs(**(equal | (passes or {}))),
+        **config,
+    )
 
 
 def offered_by(

@@ -10,9 +10,9 @@ import pytest
 
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
-from attention_autotuner.core.problem import DType, Problem
-from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs, Sm90Pass
+from attention_autotuner.core.problem import DType
 from attention_autotuner.serving.loader import LoadedKernel
+from tests.candidates import MASKED_BACKWARD, SM90_PASS, masked_backward
 from tests.emulation.build import build
 from tests.emulation.check import RUNS, check
 
@@ -52,34 +52,16 @@ CAUGHT = [
     ("halves_mixed_up", "eager", "dv: "),
     ("mask_not_awaited", "lazy", "races with the write of a copy"),
 ]
-PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
-ROWS = Problem(
-    op="retnet",
-    direction="backward",
-    mask="explicit",
-    batch=1,
-    heads_q=2,
-    heads_kv=1,
-    seqlen_q=300,
-    seqlen_k=200,
-    dim_qk=128,
-    dim_v=128,
-)
+ROWS = MASKED_BACKWARD
 SQUARE = replace(ROWS, batch=2, heads_q=1, seqlen_q=130, seqlen_k=130, causal=True)
 
 
 def candidate(dtype: DType = "fp16", kept: int = 0, **knobs: Any) -> Candidate:
     shared = {"slices": 2, "num_stages": 1, "depth_slices": 2, "slice_stages": 8}
-    dv = replace(PLAIN, **(shared | {"exchange_stages": 1} | knobs))
-    plain = replace(PLAIN, kept_depth=kept)
-    return Candidate(
-        op="retnet",
-        direction="backward",
-        mask="explicit",
-        dtype=dtype,
-        padded_dim_qk=128,
-        padded_dim_v=128,
-        knobs=BackwardSm90Knobs(dq=plain, dk=plain, dv=dv, gathered_stores=True),
+    dv = replace(SM90_PASS, **(shared | {"exchange_stages": 1} | knobs))
+    plain = replace(SM90_PASS, kept_depth=kept)
+    return masked_backward(
+        {"dq": plain, "dk": plain, "dv": dv, "gathered_stores": True}, dtype=dtype
     )
 
 

@@ -9,14 +9,11 @@ import pytest
 
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
-from attention_autotuner.core.problem import DType, Problem
-from attention_autotuner.kernels.scores_backward_sm90.knobs import (
-    BackwardSm90Knobs,
-    Sm90Pass,
-    StoredPass,
-)
+from attention_autotuner.core.problem import DType
+from attention_autotuner.kernels.scores_backward_sm90.knobs import StoredPass
 from attention_autotuner.operations.retnet.inputs import RetNetBackward
 from attention_autotuner.serving.loader import LoadedKernel
+from tests.candidates import MASKED_BACKWARD, SM90_PASS, masked_backward
 from tests.emulation.build import build
 from tests.emulation.check import RUNS, check
 
@@ -37,19 +34,7 @@ CAUGHT = [
     ("stage_released_early", "lazy", "has yet to read"),
     ("unseen_keys_kept", "eager", "dk: "),
 ]
-PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
-ROWS = Problem(
-    op="retnet",
-    direction="backward",
-    mask="explicit",
-    batch=1,
-    heads_q=2,
-    heads_kv=1,
-    seqlen_q=300,
-    seqlen_k=200,
-    dim_qk=64,
-    dim_v=64,
-)
+ROWS = replace(MASKED_BACKWARD, dim_qk=64, dim_v=64)
 SQUARE = replace(ROWS, batch=2, heads_q=1, seqlen_q=330, seqlen_k=330, causal=True)
 BANDED = replace(ROWS, batch=3, heads_q=4, heads_kv=2, seqlen_q=130, seqlen_k=70)
 
@@ -61,21 +46,18 @@ def candidate(
     columns: int = 64,
     dims: tuple[int, int] = (64, 64),
 ) -> Candidate:
-    plain = replace(PLAIN, block_columns=columns)
-    return Candidate(
-        op="retnet",
-        direction="backward",
-        mask="explicit",
+    plain = replace(SM90_PASS, block_columns=columns)
+    return masked_backward(
+        {
+            "dq": plain,
+            "dk": None,
+            "stored_dk": StoredPass(warpgroup_rows=rows, num_stages=stages),
+            "dv": plain,
+            "gathered_stores": dtype == "fp16",
+        },
         dtype=dtype,
         padded_dim_qk=dims[0],
         padded_dim_v=dims[1],
-        knobs=BackwardSm90Knobs(
-            dq=plain,
-            dk=None,
-            stored_dk=StoredPass(warpgroup_rows=rows, num_stages=stages),
-            dv=plain,
-            gathered_stores=dtype == "fp16",
-        ),
     )
 
 

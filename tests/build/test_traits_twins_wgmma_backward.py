@@ -10,11 +10,7 @@ import pytest
 
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.legality import check_kernel
-from attention_autotuner.kernels.scores_backward_sm90.knobs import (
-    BackwardSm90Knobs,
-    Sm90Pass,
-    StoredPass,
-)
+from attention_autotuner.kernels.scores_backward_sm90.knobs import StoredPass
 from attention_autotuner.kernels.scores_backward_sm90.resources import (
     PRODUCER_REGISTERS,
     StoredPassShape,
@@ -28,6 +24,7 @@ from attention_autotuner.kernels.scores_backward_sm90.rules import (
 )
 from attention_autotuner.kernels.shared.passes import kernel_violation
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
+from tests.candidates import SM90_PASS, masked_backward
 from tests.cpp_mirror import (
     asserted,
     compare_traits,
@@ -38,28 +35,18 @@ from tests.cpp_mirror import (
 
 pytestmark = pytest.mark.build
 
-PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
+GRADIENTS = ("dq", "dk", "dv")
 
 
 def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """A candidate of three equal passes."""
-    pass_knobs = replace(PLAIN, **knobs)
-    config: dict[str, Any] = {"padded_dim_qk": 128, "padded_dim_v": 128} | (fields or {})
-    return Candidate(
-        op="retnet",
-        direction="backward",
-        mask="explicit",
-        dtype="fp16",
-        knobs=BackwardSm90Knobs(dq=pass_knobs, dk=pass_knobs, dv=pass_knobs),
-        **config,
-    )
+    return masked_backward(dict.fromkeys(GRADIENTS, replace(SM90_PASS, **knobs)), **(fields or {}))
 
 
 def stored(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """The same with dK from stored scores."""
-    made = passes(fields)
     stored_dk = replace(StoredPass(warpgroup_rows=64, num_stages=2), **knobs)
-    return replace(made, knobs=replace(made.knobs, dk=None, stored_dk=stored_dk))
+    return masked_backward({"dk": None, "stored_dk": stored_dk}, **(fields or {}))
 
 
 ILLEGAL = {
