@@ -21,12 +21,23 @@ from pathlib import Path
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill the command with all processes it started."""
+    """Kill the command with all processes it started, and wait until they are gone.
+
+    The caller removes the folder they write into as soon as this launcher has ended.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while True:
+            os.waitpid(-child.pid, 0)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def run(timeout: float, prefix: str, command: list[str]) -> int:
@@ -37,6 +48,8 @@ def run(timeout: float, prefix: str, command: list[str]) -> int:
     """
     start = time.monotonic()
     timed_out = False
+    # What the command leaves behind becomes a child of this process, so that it can be waited for.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with Path(f"{prefix}.log").open("wb") as log:
         try:
             # Its own process group, so that a time-out reaches the compiler's children too.
@@ -47,19 +60,16 @@ def run(timeout: float, prefix: str, command: list[str]) -> int:
             log.write(f"cannot run {command[0]}: {error}\n".encode())
             returncode = 127
         else:
-
-            def stop(number: int, frame: FrameType | None) -> None:
-                _kill(child)
-                sys.exit(128 + number)
-
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, stop)
             try:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, _exit)
                 returncode = child.wait(timeout or None)
             except subprocess.TimeoutExpired:
                 timed_out = True
-                _kill(child)
-                returncode = child.wait()
+                returncode = -signal.SIGKILL
+            finally:
+                if timed_out or child.returncode is None:
+                    _kill(child)
     result = {
         "returncode": returncode,
         "seconds": time.monotonic() - start,

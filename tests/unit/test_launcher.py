@@ -68,18 +68,27 @@ def test_a_missing_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["timeout", "terminate"])
-def test_the_command_ends_with_all_its_children(tmp_path: Path, how: str) -> None:
-    prefix, child = tmp_path / "step", tmp_path / "child"
+def test_the_command_ends_with_all_its_children_before_the_launcher(
+    tmp_path: Path, how: str
+) -> None:
+    prefix, started = tmp_path / "step", tmp_path / "started"
+    # With much memory a killed process takes milliseconds to end, which shows who waits for it.
+    code = (
+        "import os, time\n"
+        "memory = b'1' * (256 << 20)\n"
+        "if os.fork() == 0:\n"
+        "    memory = b'2' * (256 << 20)\n"
+        f"    print(os.getppid(), os.getpid(), file=open('{started}.tmp', 'w'), flush=True)\n"
+        f"    os.rename('{started}.tmp', '{started}')\n"
+        "time.sleep(600)\n"
+    )
     process = _start(
-        prefix,
-        "sh", "-c", f"sleep 600 & echo $! > {child}.tmp; mv {child}.tmp {child}; wait",
-        timeout=1.0 if how == "timeout" else 0.0,
-    )  # fmt: skip
+        prefix, sys.executable, "-S", "-c", code, timeout=2.0 if how == "timeout" else 0.0
+    )
     deadline = time.monotonic() + 10
-    while not child.exists():
+    while not started.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    pid = int(child.read_text())
     if how == "terminate":
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(10) == 128 + signal.SIGTERM
@@ -87,7 +96,7 @@ def test_the_command_ends_with_all_its_children(tmp_path: Path, how: str) -> Non
     else:
         assert process.wait(10) == 128 + signal.SIGKILL
         assert _read(prefix)["timed_out"] is True
-    _wait_until_gone(pid)
+    assert not [pid for pid in map(int, started.read_text().split()) if _runs(pid)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
