@@ -83,7 +83,7 @@ def test_the_command_ends_with_all_its_children_before_the_launcher(
         "time.sleep(600)\n"
     )
     process = _start(
-        prefix, sys.executable, "-S", "-c", code, timeout=2.0 if how == "timeout" else 0.0
+        prefix, sys.executable, "-S", "-c", code, timeout=4.0 if how == "timeout" else 0.0
     )
     deadline = time.monotonic() + 10
     while not started.exists():
