@@ -189,6 +189,20 @@ def kernel_log() -> Iterator[str]:
     yield f"{', '.join(back[:4])} and {back[4]} times `torch.compile`, geometric mean"
     yield f"geometric mean {shown('retnet', 'compiled', 'backward')[0]}**; whole steps {', '.join(both[:4])}"
     yield f"and {both[4]}, mean {shown('retnet', 'compiled', 'step')[0]}."
+    narrow = next(
+        row
+        for row in result("retnet")["rows"]
+        if row["case"] == "b8_h16_s2048_d128_128" and row["modes"] == ["backward"]
+    )
+    operations = 6 * 2 * 8 * 16 * 2048**2 * 128
+    ours, compiled = (
+        operations / narrow["entries"][name]["median_us"] / 1e6
+        for name in ("pick", "compiled backward")
+    )
+    product = next(row for row in result("gemm")["rows"] if row["title"] == "8192 x 8192 x 8192")
+    yield f"its six products run at {ours:.0f} TFLOP/s"
+    yield f"at {product['entries']['pick']['tflops']:.0f} (8192 x 8192 x 8192, `gemm.json`)"
+    yield f"1.6 times `torch.compile` would be {1.6 * compiled:.0f}."
     times = {name: x["median_us"] for name, x in log["retnet_backward_decay"]["us"].items()}
     pairs = [
         [
