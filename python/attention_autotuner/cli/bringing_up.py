@@ -26,8 +26,7 @@ from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
 from .console import print_json, search_progress
 from .making import build_candidates
-from .options import add_jobs, command, dtype, positive, seconds
-from .status import FAILED, INTERRUPTED, OK
+from .options import FAILED, INTERRUPTED, OK, add_jobs, command, dtype, positive, seconds
 
 # The fields of a spec that a properties file may give beside a device's limits.
 RATES = tuple(

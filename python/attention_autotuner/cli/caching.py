@@ -12,8 +12,7 @@ from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
 from .console import named, print_json, print_line, print_table
-from .options import command, option
-from .status import FAILED, OK
+from .options import FAILED, OK, command, option
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 DAY_SECONDS = 86400.0

@@ -29,8 +29,7 @@ from ..settings import TABLE, current
 from ..tuning.environment import collect
 from ..version import __version__
 from .console import print_json, print_line, print_table
-from .options import command
-from .status import FAILED, OK
+from .options import FAILED, OK, command
 
 State = Literal["ok", "missing", "optional", "broken"]
 MIN_FREE_BYTES = 1 << 30  # a few hundred built kernels

@@ -32,8 +32,7 @@ from . import (  # noqa: F401  # they name the commands
     tuning,
 )
 from .console import full_tables
-from .options import COMMANDS, Parser, add_command, in_flags
-from .status import FAILED, INTERRUPTED
+from .options import COMMANDS, FAILED, INTERRUPTED, Parser, add_command, in_flags
 
 PROGRAM = "attention-autotuner"
 # In the list of commands; a group has a command for each of its actions.

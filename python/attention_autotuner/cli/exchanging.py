@@ -11,9 +11,8 @@ from ..settings import current
 from ..tuning.exchange import Refused, read_records, take_in, write_records
 from ..tuning.records import RecordStore
 from .console import print_json, print_line
-from .options import command
+from .options import FAILED, OK, command
 from .recording import add_optional_pattern, chosen
-from .status import FAILED, OK
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -25,10 +25,9 @@ from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
 from .console import Show, print_json, print_line, print_table, search_progress
-from .options import problem_json, problem_of
+from .options import FAILED, INTERRUPTED, OK, problem_json, problem_of
 from .results import artifact_of, files_of, print_result, result_json
 from .serving import Served, serve
-from .status import FAILED, INTERRUPTED, OK
 
 ARCHITECTURES = ("A100", "RTX4090", "H100")
 TOP_K = 8  # candidates beside the default, where --top-k does not say

@@ -18,7 +18,7 @@ from ..settings import current
 from ..tuning.spills import spilled_bytes
 from . import options
 from .console import named, print_json, print_line, print_table, progress
-from .status import FAILED, OK
+from .options import FAILED, OK
 
 Built = Artifact | Outcome
 # A kernel takes seconds, a hung compiler for ever.

@@ -19,8 +19,7 @@ from ..tuning.ranking import user_path
 from ..tuning.records import RecordStore
 from ..tuning.shipping import evidence
 from .console import print_json, print_line, print_table
-from .options import command, option
-from .status import FAILED
+from .options import FAILED, command, option
 
 HEADINGS = ("scope", "problems", "times", "1", "3", "5", "10", "default", "behind", "rank", "rms")
 

@@ -35,13 +35,15 @@ from ..operations.registry import OPERATIONS
 from ..serving.untuned import read_problems
 from ..tuning.step import problems_of_step
 from .names import short_names
-from .status import USAGE
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
 Run = Callable[[argparse.Namespace], int]
 Adder = Callable[[argparse.ArgumentParser], object]
 """Adds some options of a command to its parser."""
 Ranked = list[tuple[Candidate, Estimate]]
+
+OK, FAILED, USAGE = 0, 1, 2  # exit statuses
+INTERRUPTED = 130  # as a shell reports SIGINT
 
 STEP = "step"  # as a direction: both of them
 SHOWN = 20  # rows of a table for people, unless --limit says otherwise

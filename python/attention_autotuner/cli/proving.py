@@ -14,9 +14,8 @@ from ..tuning.pipeline import LocalPipeline, Pipeline
 from ..tuning.proving import Proven, Prover, Verified
 from ..tuning.record_schema import TuningRecord
 from .console import print_json, progress
-from .options import add_jobs, command, option
+from .options import FAILED, OK, add_jobs, command, option
 from .recording import add_all, add_optional_pattern, matching, places, print_entries
-from .status import FAILED, OK
 
 add_again = option("--again", action="store_true", help="those that have a proof, too")
 

@@ -22,8 +22,7 @@ from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
 from .console import microseconds, named, print_json, print_line, print_table, progress, ratio
-from .options import add_jobs, command, option
-from .status import FAILED
+from .options import FAILED, add_jobs, command, option
 
 
 def add_pattern(parser: argparse.ArgumentParser, **needed: Any) -> None:

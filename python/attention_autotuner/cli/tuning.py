@@ -13,24 +13,12 @@ from ..tuning.printing import shown_by
 from ..tuning.ranks import launched_group
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
+from . import options
 from .bring_up_report import print_picks
 from .console import cell, microseconds, named, print_json, print_line, print_table, search_progress
 from .main_job import TOP_K, run_all, search_options
-from .options import (
-    STEP,
-    add_problem,
-    add_problems,
-    add_step,
-    command,
-    listed_problems,
-    policy_of,
-    positive,
-    problem_json,
-    problem_of,
-    seconds,
-)
+from .options import FAILED, INTERRUPTED, OK
 from .results import print_result, result_json
-from .status import FAILED, INTERRUPTED, OK
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +26,11 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument_group("search").add_argument
     option("--effort", choices=("none", "quick", "full"), help="default: the setting")
     names = ("--budget", "--budget-seconds")
-    option(*names, type=seconds, metavar="S", help="default: the setting")
+    option(*names, type=options.seconds, metavar="S", help="default: the setting")
     words = "of the backward search of a step; default: as --budget"
-    option("--backward-budget", type=seconds, metavar="S", help=words)
+    option("--backward-budget", type=options.seconds, metavar="S", help=words)
     words = f"candidates beside the default; default: {TOP_K}"
-    option("--top-k", type=positive, metavar="K", help=words)
+    option("--top-k", type=options.positive, metavar="K", help=words)
     words = "do not ask a second process before the default is replaced"
     option("--no-confirm", action="store_true", help=words)
     words = (
@@ -52,7 +40,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     option("--all", action="store_true", help=words)
 
 
-@command("tune", add_step, add_search, add_problems)
+@options.command("tune", options.add_step, add_search, options.add_problems)
 def run_tune(arguments: argparse.Namespace) -> int:
     """Build, check and measure the best candidates, and record the fastest.
 
@@ -61,18 +49,18 @@ def run_tune(arguments: argparse.Namespace) -> int:
     so far. Started by torchrun, all ranks share one search, each on its GPU; of the problems of a file each rank takes
     its share.
     """
-    listed = listed_problems(arguments)
+    listed = options.listed_problems(arguments)
     if listed is not None:
         return tune_list(arguments, listed)
     if arguments.all:
         if arguments.device_type is not None:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
-        arguments.direction = STEP  # whatever it says: the main job is about both
+        arguments.direction = options.STEP  # whatever it says: the main job is about both
         return run_all(arguments)
-    problem, policy = problem_of(arguments), policy_of(arguments)
+    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     find: Callable[..., TuneResult | StepResult] = tune
     budget = {}
-    if arguments.direction == STEP:
+    if arguments.direction == options.STEP:
         find, budget = tune_step, {"backward_budget_seconds": arguments.backward_budget}
     elif arguments.backward_budget is not None:
         arguments.usage_error("--backward-budget is for --direction step and for --all")
@@ -90,7 +78,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
 def tune_list(arguments: argparse.Namespace, problems: Sequence[Problem]) -> int:
     """Tune the problems of a file; of several ranks each its share, on its GPU."""
-    policy = policy_of(arguments)
+    policy = options.policy_of(arguments)
     with launched_group() as group, search_progress(arguments) as show:
         mine = problems if group is None else problems[group.rank() :: group.size()]
         listener = shown_by(show)
@@ -109,17 +97,17 @@ def tune_list(arguments: argparse.Namespace, problems: Sequence[Problem]) -> int
 def add_bucket(parser: argparse.ArgumentParser) -> None:
     """Add the options of the report on a bucket."""
     words = f"candidates at each length beside the default and the pick; default: {TOP_K}"
-    parser.add_argument("--top-k", type=positive, default=TOP_K, metavar="K", help=words)
+    parser.add_argument("--top-k", type=options.positive, default=TOP_K, metavar="K", help=words)
 
 
-@command("bucket", add_problem, add_bucket)
+@options.command("bucket", options.add_problem, add_bucket)
 def run_bucket(arguments: argparse.Namespace) -> int:
     """Measure what the pick of a problem's bucket costs at other lengths inside it.
 
     Race the pick that serves a problem at five lengths of its bucket, each against the best candidates for that length.
     Needs a GPU; records nothing.
     """
-    problem, policy = problem_of(arguments), policy_of(arguments)
+    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     pick = lookup(problem, policy)
     with search_progress(arguments) as show:
         costs = bucket_cost(
@@ -127,7 +115,7 @@ def run_bucket(arguments: argparse.Namespace) -> int:
         )
     if arguments.json:
         lengths = [cost.to_json() for cost in costs]
-        said = {"problem": problem_json(problem), "arch": policy.name, "layer": pick.layer}
+        said = {"problem": options.problem_json(problem), "arch": policy.name, "layer": pick.layer}
         print_json({**said, "pick": pick.candidate.name, "lengths": lengths})
         return OK
     print_table(
