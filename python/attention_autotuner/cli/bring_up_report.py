@@ -118,20 +118,15 @@ def _cells(settled: Settled) -> list[str]:
 
 def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Plan) -> None:
     """Print what a bring-up would do."""
+    rows = []
+    for row in said["problems"]:
+        best = [microseconds(row["best_us"]), row["limiter"]]
+        default = [microseconds(row["default_us"]), named(row["best"])]
+        rows.append([row["problem"], str(row["legal"]), *best, *default])
     print_table(
         f"{said['gpu_name']}: policy {said['policy']}, built for {said['build_arch']}",
         ["problem", "legal", "best us", "limiter", "default us", "best by the model"],
-        [
-            [
-                row["problem"],
-                str(row["legal"]),
-                microseconds(row["best_us"]),
-                row["limiter"],
-                microseconds(row["default_us"]),
-                named(row["best"]),
-            ]
-            for row in said["problems"]
-        ],
+        rows,
     )
     classes = len({(p.padded_dim_qk, p.padded_dim_v) for p in problems})
     pairs = "one pair" if classes == 1 else f"{classes} pairs"

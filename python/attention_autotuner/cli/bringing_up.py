@@ -20,7 +20,6 @@ from ..core.trust import parse_json
 from ..errors import ArchSpecError
 from ..tuning.bring_up import BUDGET_SECONDS, Machine, bring_up
 from ..tuning.peaks import SECONDS
-from ..tuning.printing import shown_by
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
@@ -70,7 +69,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
         if arguments.properties is not None or arguments.compile is not None:
             arguments.usage_error("--properties and --compile are of a --dry-run")
         problems = only(default_sweep(arguments.dtype), arguments.only)
-        with search_progress(arguments) as show:
+        with search_progress(arguments) as listener:
             result = bring_up(
                 Machine(settings=settings),
                 problems,
@@ -79,7 +78,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
                 peak_seconds=arguments.peak_seconds,
                 output=arguments.output,
                 again=arguments.again,
-                listener=shown_by(show),
+                listener=listener,
             )
     if arguments.json:
         print_json(result.to_json())

@@ -7,10 +7,10 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -19,7 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..settings import current
-from ..tuning.printing import Display, LinePrinter, describe
+from ..tuning.printing import Display, LinePrinter, describe, shown_by
+from ..tuning.progress import Listener
 from .names import short_names
 
 ROOMY = 120  # columns of a terminal from which on tables show the columns that can be spared
@@ -59,21 +60,8 @@ def cell(value: object, form: str = "") -> str:
     return "-" if value is None else format(value, form)
 
 
-class Ratio(Protocol):
-    """A ratio to the best, and the interval that it is known to lie in."""
-
-    @property
-    def ratio_to_best(self) -> float | None:
-        """The ratio; None where it is not known."""
-
-    @property
-    def ratio_high(self) -> float | None:
-        """The upper end of the interval; None where it is not known."""
-
-
-def ratio(timing: Ratio) -> str:
-    """A ratio to the best for a table, with half the width of its interval; a dash for none."""
-    middle, high = timing.ratio_to_best, timing.ratio_high
+def ratio(middle: float | None, high: float | None) -> str:
+    """A ratio to the best for a table, with half the width of the interval that ends at ``high``; a dash for none."""
     if middle is None or not isfinite(middle):
         return "-"
     return f"{middle:.3f}" if high is None else f"{middle:.3f} ±{high - middle:.3f}"
@@ -202,9 +190,11 @@ def _is_number(cell: str) -> bool:
     return cell in ("-", "") or re.sub("[,.]| ±", "", cell).rstrip("%x").isdigit()
 
 
-def search_progress(arguments: argparse.Namespace) -> AbstractContextManager[Show]:
-    """:func:`progress` for a search, which prints its own where the setting ``PRINT`` is on."""
-    return progress(quiet=arguments.json or current().print_tuning)
+@contextmanager
+def search_progress(arguments: argparse.Namespace) -> Iterator[Listener]:
+    """A listener that shows a search by :func:`progress`; silent where the setting ``PRINT`` has the search print."""
+    with progress(quiet=arguments.json or current().print_tuning) as show:
+        yield shown_by(show)
 
 
 @contextmanager

@@ -48,18 +48,11 @@ def run_candidates(arguments: argparse.Namespace) -> int:
         said = {"candidates": candidates, "rejections": rejected}
         print_json({"problem": options.problem_json(problem), **said})
         return 0
-    rows = [
-        [
-            str(place),
-            named(candidate.name),
-            *knobs(candidate),
-            str(-(-smem_bytes(candidate) // 1024)),
-            str(estimate.occupancy),
-            microseconds(estimate.us),
-            estimate.limiter,
-        ]
-        for place, (candidate, estimate) in enumerate(ranked[: arguments.limit], start=1)
-    ]
+    rows = []
+    for place, (candidate, estimate) in enumerate(ranked[: arguments.limit], start=1):
+        resources = [str(-(-smem_bytes(candidate) // 1024)), str(estimate.occupancy)]
+        estimated = [microseconds(estimate.us), estimate.limiter]
+        rows.append([str(place), named(candidate.name), *knobs(candidate), *resources, *estimated])
     columns = knob_headings(problem)
     print_table(
         f"{problem.describe()} on {policy.spec.name}: best {len(rows)} of {len(ranked)} candidates",
@@ -168,29 +161,19 @@ def run_why(arguments: argparse.Namespace) -> int:
     counts = Counter(explanation.fate for explanation in explanations)
     summary = ", ".join(f"{count} {fate}" for fate, count in counts.items())
     tried = [row for row in explanations if row.fate != "rejected"][: arguments.limit]
+    rows, notes = [], []
+    for place, row in enumerate(tried, start=1):
+        predicted = [cell(row.rank), row.limiter or "-", microseconds(row.estimate_us)]
+        measured = [microseconds(row.median_us), ratio(row.ratio_to_best, row.ratio_high)]
+        rows.append([str(place), row.fate, named(row.name), *predicted, *measured])
+        if row.fate != "untried" or row.rank is None:  # else the columns say it all
+            notes.append((str(place), named(row.reason)))
     print_table(
         f"{problem.describe()} on {policy.spec.name}: {summary}",
         ["#", "fate", "candidate", "rank", "limiter", "estimate us", "measured us", "of best"],
-        [
-            [
-                str(place),
-                row.fate,
-                named(row.name),
-                cell(row.rank),
-                row.limiter or "-",
-                microseconds(row.estimate_us),
-                microseconds(row.median_us),
-                ratio(row),
-            ]
-            for place, row in enumerate(tried, start=1)
-        ],
+        rows,
         spare=("limiter", "of best"),
-        # The columns say it all of those that were only ranked.
-        notes=[
-            (str(place), named(row.reason))
-            for place, row in enumerate(tried, start=1)
-            if row.fate != "untried" or row.rank is None
-        ],
+        notes=notes,
     )
     rejected = [row for row in explanations if row.fate == "rejected"]
     print_rejections("not legal", Counter(row.reason.split(":", 1)[0] for row in rejected))

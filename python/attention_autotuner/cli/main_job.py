@@ -20,11 +20,11 @@ from ..core.problem import Direction, Op, Problem, of_shape
 from ..errors import UnsupportedArchitectureError
 from ..operations.registry import OPERATIONS
 from ..serving.searching import tune, tune_step
-from ..tuning.printing import shown_by
+from ..tuning.progress import Listener
 from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
-from .console import Show, print_json, print_line, print_table, search_progress
+from .console import print_json, print_line, print_table, search_progress
 from .options import FAILED, INTERRUPTED, OK, problem_json, problem_of
 from .results import artifact_of, files_of, print_result, result_json
 from .serving import Served, serve
@@ -123,8 +123,8 @@ def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Pol
     """Tune the present GPU for the step and run the picks on real input, then tune the small steps."""
     finished = Finished()
     for asked in (problem, *small_steps(problem)):
-        with search_progress(arguments) as show:
-            options = search_options(arguments, show)
+        with search_progress(arguments) as listener:
+            options = search_options(arguments, listener)
             if asked is problem:
                 options["backward_budget_seconds"] = arguments.backward_budget
             else:
@@ -184,22 +184,22 @@ def search(
     """Rank for one GPU; as wide as comes first, and wider while what is best spills in its main loop."""
     widths = list(widths)
     while True:
-        with search_progress(arguments) as show:
-            options = search_options(arguments, show) | {"top_k": widths.pop(0)}
+        with search_progress(arguments) as listener:
+            options = search_options(arguments, listener) | {"top_k": widths.pop(0)}
             result = tune(problem, device, **options)
         done = result.interrupted or arguments.effort == "none"
         if done or not widths or not complaints_of([result]):
             return result
 
 
-def search_options(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+def search_options(arguments: argparse.Namespace, listener: Listener) -> dict[str, Any]:
     """The command line's options of a search, for :func:`~..tuning.tune`."""
     return {
         "effort": arguments.effort,
         "budget_seconds": arguments.budget,
         "top_k": arguments.top_k or TOP_K,
         "confirm": not arguments.no_confirm,
-        "listener": shown_by(show),
+        "listener": listener,
     }
 
 

@@ -113,16 +113,9 @@ def print_cards(title: str, shown: Sequence[Card]) -> None:
 
 
 def _row(card: Card) -> list[Any]:
-    regrets = [card.regret[k] for k in (1, 3, 5, 10)]
-    picks = (
-        [f"{ratio - 1:.2%}" for ratio in (*regrets, card.default)] if card.problems else [""] * 5
-    )
-    counted = [str(card.behind), f"{card.correlation:.2f}"] if card.problems else [""] * 2
-    return [
-        card.name,
-        str(card.problems),
-        str(card.candidates),
-        *picks,
-        *counted,
-        f"{card.rms:.1%}",
-    ]
+    picks = [""] * 7
+    if card.problems:
+        ratios = [*(card.regret[k] for k in (1, 3, 5, 10)), card.default]
+        picks = [f"{ratio - 1:.2%}" for ratio in ratios]
+        picks += [str(card.behind), f"{card.correlation:.2f}"]
+    return [card.name, str(card.problems), str(card.candidates), *picks, f"{card.rms:.1%}"]

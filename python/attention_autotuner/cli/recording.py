@@ -133,13 +133,14 @@ def run_show(arguments: argparse.Namespace) -> int:
 def _cells(record: TuningRecord, entry: CandidateEntry) -> list[str]:
     name, timing = entry.candidate.name, entry.measurement
     role = "pick" if name == record.pick else "default" if name == record.default else ""
-    measured = microseconds(timing.median_us if timing else None)
+    measured = ["-", "-"]
+    if timing is not None:
+        measured = [microseconds(timing.median_us), ratio(timing.ratio_to_best, timing.ratio_high)]
     digests = [(digest or "-")[:16] for digest in (entry.source_digest, entry.code_digest)]
     proof = "-" if not entry.outcome.ok else "none"
     if entry.proof is not None:
         proof = f"{entry.proof.largest:.2g} of {len(entry.proof.checks)}"
-    of_best = "-" if timing is None else ratio(timing)
-    return [role, named(name), entry.outcome.kind, measured, of_best, proof, *digests]
+    return [role, named(name), entry.outcome.kind, *measured, proof, *digests]
 
 
 def verified(kept: KeptRecord) -> dict[str, Any]:

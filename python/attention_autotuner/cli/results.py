@@ -127,16 +127,11 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
         fate = "pick"
     elif row.outcome.ok and row.candidate == result.default:
         fate = "default"
-    return [
-        str(place),
-        named(row.candidate.name),
-        *knobs(row.candidate),
-        cell(report and report.registers),
-        cell(report and spilled_bytes(report)),
-        *workspace,
-        microseconds(row.estimate.us),
-        row.estimate.limiter,
-        microseconds(timing.median_us if timing else None),
-        "-" if timing is None else ratio(timing),
-        fate,
-    ]
+    candidate = [str(place), named(row.candidate.name), *knobs(row.candidate)]
+    built = [cell(report and report.registers), cell(report and spilled_bytes(report)), *workspace]
+    estimated = [microseconds(row.estimate.us), row.estimate.limiter]
+    measured = ["-", "-"]
+    if timing is not None:
+        ratio_to_best = ratio(timing.ratio_to_best, timing.ratio_high)
+        measured = [microseconds(timing.median_us), ratio_to_best]
+    return [*candidate, *built, *estimated, *measured, fate]

@@ -93,14 +93,8 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
             bands = reference.Bands.of(part, name, ref.dim())
             checks[name] = reference.check(read, ref, low, bands)
     shapes = {"o": output.shape, "dq": q.shape, "dk": k.shape, "dv": v.shape}
+    judged = ("ok", "reason", "max_error", "max_allowed")
     return tuple(
-        Served(
-            name=name,
-            shape=tuple(shapes[name]),
-            ok=check.ok,
-            reason=check.reason,
-            max_error=check.max_error,
-            max_allowed=check.max_allowed,
-        )
+        Served(name=name, shape=tuple(shapes[name]), **{x: getattr(check, x) for x in judged})
         for name, check in checks.items()
     )

@@ -9,7 +9,6 @@ from ..core.problem import Problem
 from ..serving.dispatch import lookup
 from ..serving.searching import tune, tune_problems, tune_step
 from ..tuning.listed import bucket_cost
-from ..tuning.printing import shown_by
 from ..tuning.ranks import launched_group
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
@@ -64,8 +63,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
         find, budget = tune_step, {"backward_budget_seconds": arguments.backward_budget}
     elif arguments.backward_budget is not None:
         arguments.usage_error("--backward-budget is for --direction step and for --all")
-    with launched_group() as group, search_progress(arguments) as show:
-        result = find(problem, policy, group=group, **budget, **search_options(arguments, show))
+    with launched_group() as group, search_progress(arguments) as listener:
+        result = find(problem, policy, group=group, **budget, **search_options(arguments, listener))
         leads = group is None or group.rank() == 0
     if not leads:
         return INTERRUPTED if result.interrupted else OK
@@ -79,9 +78,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
 def tune_list(arguments: argparse.Namespace, problems: Sequence[Problem]) -> int:
     """Tune the problems of a file; of several ranks each its share, on its GPU."""
     policy = options.policy_of(arguments)
-    with launched_group() as group, search_progress(arguments) as show:
+    with launched_group() as group, search_progress(arguments) as listener:
         mine = problems if group is None else problems[group.rank() :: group.size()]
-        listener = shown_by(show)
         result = tune_problems(mine, policy, budget_seconds=arguments.budget, listener=listener)
     if arguments.json:
         print_json(result.to_json())
@@ -109,30 +107,26 @@ def run_bucket(arguments: argparse.Namespace) -> int:
     """
     problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     pick = lookup(problem, policy)
-    with search_progress(arguments) as show:
+    with search_progress(arguments) as listener:
         costs = bucket_cost(
-            problem, pick.candidate, policy, top_k=arguments.top_k, listener=shown_by(show)
+            problem, pick.candidate, policy, top_k=arguments.top_k, listener=listener
         )
     if arguments.json:
-        lengths = [cost.to_json() for cost in costs]
         said = {"problem": options.problem_json(problem), "arch": policy.name, "layer": pick.layer}
-        print_json({**said, "pick": pick.candidate.name, "lengths": lengths})
+        print_json(
+            {**said, "pick": pick.candidate.name, "lengths": [cost.to_json() for cost in costs]}
+        )
         return OK
+    rows = []
+    for cost in costs:
+        lengths, times = (cost.seqlen_q, cost.seqlen_k), (cost.pick_us, cost.best_us)
+        shares = [x if x is None else 100 * x for x in (cost.cost, cost.low, cost.high)]
+        figures = [*map(str, lengths), *map(microseconds, times), *(cell(x, ".1f") for x in shares)]
+        best = "the pick" if cost.best == pick.candidate.name else named(cost.best)
+        rows.append([*figures, best])
     print_table(
         f"{problem.bucketed().describe()} on {policy.spec.name}: {named(pick.candidate.name)}, picked by {pick.layer}",
         ["seqlen", "keys", "pick us", "best us", "cost %", "from", "to", "best"],
-        [
-            [
-                str(cost.seqlen_q),
-                str(cost.seqlen_k),
-                *map(microseconds, (cost.pick_us, cost.best_us)),
-                *(
-                    cell(None if x is None else 100 * x, ".1f")
-                    for x in (cost.cost, cost.low, cost.high)
-                ),
-                "the pick" if cost.best == pick.candidate.name else named(cost.best),
-            ]
-            for cost in costs
-        ],
+        rows,
     )
     return OK
