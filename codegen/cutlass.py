@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from pathlib import Path
 
 from ..errors import ToolchainError
+from .wheels import package_folders
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,8 @@ def checkout_dir() -> Path:
 
 def package_dir() -> Path | None:
     """The folder of headers inside the PyPI package, found without importing it."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations))) / "source" / "include"
+    folders = package_folders(_PACKAGE)
+    return folders[0] / "source" / "include" if folders else None
 
 
 def _headers_in(folder: Path) -> Path | None:

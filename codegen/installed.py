@@ -7,7 +7,6 @@ so that a look costs one ``find_spec`` for each GPU that has a spec here, once p
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import logging
 from pathlib import Path
@@ -23,6 +22,7 @@ from .artifact import Artifact, BuildTarget
 from .bundle import Bundle, BundledKernel, open_bundle
 from .render import kernel_digest, render
 from .tree import present_tree
+from .wheels import package_folders
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,8 @@ def named(folder: Path) -> Bundle:
 def packages() -> tuple[Bundle, ...]:
     """The bundles of installed kernel packages, looked for once."""
     names_here = dict.fromkeys(package_name(gpu) for gpu in (*names(), *present()))
-    specs = (importlib.util.find_spec(name) for name in names_here)
-    places = [place for spec in specs if spec for place in spec.submodule_search_locations or ()]
-    opened = (_open_installed(Path(place)) for place in places)
+    folders = [folder for name in names_here for folder in package_folders(name)]
+    opened = (_open_installed(folder) for folder in folders)
     return tuple(bundle for bundle in opened if bundle is not None)
 
 

@@ -7,7 +7,6 @@ installed meanwhile is found.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
@@ -153,11 +152,15 @@ def probe_nvcc(path: Path) -> Nvcc:
     return Nvcc(path=path, version=named, root=root, flags=flags)
 
 
+def _on_path(name: str) -> list[Path]:
+    """The program of a name on PATH, where there is one."""
+    program = shutil.which(name)
+    return [Path(program)] if program else []
+
+
 def nvcc_places() -> Iterator[Path]:
     """Paths at which an nvcc may lie outside Python's packages, in the order in which they are tried."""
-    on_path = shutil.which("nvcc")
-    if on_path:
-        yield Path(on_path)
+    yield from _on_path("nvcc")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(name):
             yield Path(os.environ[name]) / "bin" / "nvcc"
@@ -265,12 +268,9 @@ def find_host_cxx() -> tuple[Path, str]:
 def _tool_places(name: str) -> Iterator[Path]:
     """Places of a build tool: this Python's scripts, its own Python package, PATH."""
     yield Path(sysconfig.get_path("scripts")) / name
-    spec = importlib.util.find_spec(name)
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        yield Path(place) / "data" / "bin" / name
-    on_path = shutil.which(name)
-    if on_path:
-        yield Path(on_path)
+    for place in wheels.package_folders(name):
+        yield place / "data" / "bin" / name
+    yield from _on_path(name)
 
 
 def _find_tool(name: str, minimum: tuple[int, ...]) -> tuple[Path, str]:
@@ -305,9 +305,8 @@ def find_ninja() -> tuple[Path, str]:
 
 def find_disassembler() -> Path | None:
     """``cuobjdump`` with an ``nvdisasm`` that it can call (PyPI wheels, PATH, CUDA root), or None."""
-    on_path = shutil.which("cuobjdump")
     places = [root / "bin" / "cuobjdump" for root in wheels.wheel_roots()]
-    places += [Path(on_path)] if on_path else []
+    places += _on_path("cuobjdump")
     places += [place.parent / "cuobjdump" for place in nvcc_places()]
     for place in places:
         beside = (place.parent / "nvdisasm").exists()

@@ -97,15 +97,16 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def _places() -> list[Path]:
-    """The folders that NVIDIA's wheels of this Python share."""
-    spec = importlib.util.find_spec("nvidia")
+def package_folders(name: str) -> list[Path]:
+    """The folders of a Python package, found without importing it; none where it is not installed."""
+    spec = importlib.util.find_spec(name)
     return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
 
 
 def wheel_roots() -> list[Path]:
     """CUDA folders that PyPI wheels of this Python share (``site-packages/nvidia/cu13``), newest first."""
-    roots = [root for place in _places() for root in place.glob("cu[0-9]*") if root.is_dir()]
+    places = package_folders("nvidia")
+    roots = [root for place in places for root in place.glob("cu[0-9]*") if root.is_dir()]
     return sorted(roots, key=lambda root: (len(root.name), root.name), reverse=True)
 
 
@@ -141,7 +142,8 @@ def check_wheels(root: Path) -> Path:
 
 def cu12_places() -> list[Path]:
     """The folders of this Python's wheels that hold a code generator of CUDA 12."""
-    return [place for place in _places() if (place / "cuda_nvcc" / "bin" / "ptxas").exists()]
+    places = package_folders("nvidia")
+    return [place for place in places if (place / "cuda_nvcc" / "bin" / "ptxas").exists()]
 
 
 def merge_cu12(place: Path) -> Path:
