@@ -112,24 +112,22 @@ def _row(row: Explanation, timeline: Timeline, default: str) -> dict[str, Any]:
 
 def _spans(course: Course, seconds: float) -> list[dict[str, Any]]:
     """Bars of a course, in percent of the search, with what they say."""
-    spans: list[tuple[str, tuple[float, float], str]] = []
+    spans = []
+
+    def add(kind: str, start: float, end: float, said: str) -> None:
+        left, width = 100 * start / seconds, 100 * (end - start) / seconds
+        spans.append({"kind": kind, "left": left, "width": width, "said": said})
+
     if course.built is not None:
-        spans.append(
-            ("built", course.built, f"compiled in {course.built[1] - course.built[0]:.1f} s")
-        )
-    if course.verified is not None:
-        spans.append(
-            ("verified", (course.verified, course.verified), f"verified at {course.verified:.1f} s")
-        )
+        add("built", *course.built, f"compiled in {course.built[1] - course.built[0]:.1f} s")
+    if (at := course.verified) is not None:
+        add("verified", at, at, f"verified at {at:.1f} s")
     if course.raced is not None:
-        dropped = f"timed in {course.rounds} rounds, the last at {course.raced[1]:.1f} s"
-        spans.append(("raced", course.raced, dropped))
-    if course.failed is not None:
-        spans.append(("failed", (course.failed, course.failed), f"failed at {course.failed:.1f} s"))
-    return [
-        {"kind": kind, "left": 100 * a / seconds, "width": 100 * (b - a) / seconds, "said": said}
-        for kind, (a, b), said in spans
-    ]
+        rounds = f"timed in {course.rounds} rounds, the last at {course.raced[1]:.1f} s"
+        add("raced", *course.raced, rounds)
+    if (at := course.failed) is not None:
+        add("failed", at, at, f"failed at {at:.1f} s")
+    return spans
 
 
 def chart_of(rows: list[Explanation]) -> dict[str, Any] | None:
