@@ -98,11 +98,11 @@ class Call(BoundEntry):
         )
 
     def _gradients(
-        self, o: torch.Tensor, leaves: Results, others: Results, dout: torch.Tensor, *, again: bool
+        self, o: torch.Tensor, leaves: Results, others: Results, dout: torch.Tensor
     ) -> Results:
         """The gradients of q, k and v and of what is learned, which a function need not read."""
         wanted = (*leaves, *(x for x in others if x.requires_grad))
-        return torch.autograd.grad(o, wanted, dout, retain_graph=again, allow_unused=True)
+        return torch.autograd.grad(o, wanted, dout, retain_graph=True, allow_unused=True)
 
     def _dout(self, inputs: Inputs, o: torch.Tensor) -> torch.Tensor:
         """The gradient of the output, in memory as the output is."""
@@ -133,7 +133,7 @@ class BackwardCall(Call):
             dout = self._dout(inputs, o.detach())
 
             def call() -> Results:
-                return self._gradients(o, leaves, others, dout, again=True)
+                return self._gradients(o, leaves, others, dout)
 
             call()  # here a compiled function compiles its backward pass
         return call
@@ -149,7 +149,7 @@ class StepCall(Call):
 
         def call() -> Results:
             o = self.function(*leaves, *others)
-            return self._gradients(o, leaves, others, dout, again=True)
+            return self._gradients(o, leaves, others, dout)
 
         return call
 

@@ -43,10 +43,6 @@ class Selection:
         """The default first: ties go to it."""
         return [self.default] if self.pick == self.default else [self.default, self.pick]
 
-    def without_default(self) -> Selection:
-        """The pick alone, for where nothing is decided."""
-        return replace(self, default=self.pick)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contenders:
@@ -83,9 +79,9 @@ class Contenders:
         return list(dict.fromkeys([*self.raced(), *forward]))
 
 
-def select(problem: Problem, policy: Policy, device: int = 0) -> Selection:
+def select(problem: Problem, policy: Policy) -> Selection:
     """The kernel that dispatch would run for a problem, and the default beside it."""
-    pick = dispatch.lookup(problem, policy, device=device)
+    pick = dispatch.lookup(problem, policy)
     return Selection(
         problem=problem, pick=pick.candidate, layer=pick.layer, default=policy.default(problem)
     )
@@ -101,28 +97,21 @@ def variants(problem: Problem) -> list[Problem]:
     return [problem, replace(problem, deterministic=True)]
 
 
-def contenders_of(
-    problem: Problem, policy: Policy, *, defaults: bool = True, device: int = 0
-) -> Contenders:
+def contenders_of(problem: Problem, policy: Policy, *, defaults: bool = True) -> Contenders:
     """Our kernels for a problem.
 
     Args:
         problem: the problem.
         policy: whose picks.
         defaults: race the defaults and the picks of deterministic mode, too; False leaves the pick alone.
-        device: the GPU that dispatch serves.
     """
-    plain, *strict = (
-        select(variant, policy, device)
-        for variant in (variants(problem) if defaults else [problem])
-    )
-    forward = None
-    if problem.direction == "backward":
-        forward = select(forward_of(problem), policy, device)
+    raced = variants(problem) if defaults else [problem]
+    plain, *strict = (select(variant, policy) for variant in raced)
+    backward = problem.direction == "backward"
     return Contenders(
-        plain=plain if defaults else plain.without_default(),
+        plain=plain if defaults else replace(plain, default=plain.pick),
         deterministic=strict[0] if strict else None,
-        forward=forward,
+        forward=select(forward_of(problem), policy) if backward else None,
     )
 
 
