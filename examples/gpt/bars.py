@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from .agreement import LEAST_NOISE, WINDOW, Window, compare, mean_ratio
@@ -17,35 +16,6 @@ GAP_BAR = 1.5
 """How far from the first reference our losses may be, in units of the references' own distance."""
 TIME_BAR = 1.0
 """The most time of a step, over that with the fastest reference."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Figures of one seed, or of all.
-
-    Attributes:
-        gap: our distance from the first reference over that of the references, geometric mean of the windows.
-        worst_gap: the largest in any window.
-        small_windows: those where a distance was below :data:`.agreement.LEAST_NOISE` and counted as that.
-        step_ms: name -> median time of a step, milliseconds; of all seeds their mean.
-        fastest: the reference whose steps are shortest.
-        time: our step over the fastest reference's.
-    """
-
-    gap: float
-    worst_gap: float
-    small_windows: int
-    step_ms: dict[str, float]
-    fastest: str
-    time: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The figures, and whether they meet the bars."""
-        return {
-            **asdict(self),
-            "gap_ok": self.gap <= GAP_BAR,
-            "time_ok": self.time <= TIME_BAR,
-        }
 
 
 def bars_of(
@@ -59,7 +29,7 @@ def bars_of(
         references: the names of at least two others, the one that losses are compared with first.
 
     Returns:
-        The bars, and the :class:`Figures` of each seed and of all, each with ``gap_ok`` and ``time_ok``.
+        The bars, and the figures of each seed (``seeds``) and of ``all``, see :func:`figures_of`.
     """
     windows: list[Window] = []
     seeds = []
@@ -68,7 +38,7 @@ def bars_of(
         of_seed = windows_of(losses[ours], [losses[name] for name in references])
         windows += of_seed
         step_ms = {name: runs[name]["step_ms"] for name in losses}
-        seeds.append({"seed": seed, **_figures(of_seed, step_ms, ours).to_json()})
+        seeds.append({"seed": seed, **figures_of(of_seed, step_ms, ours)})
     means = {
         name: statistics.fmean(runs[name]["step_ms"] for runs in trainings.values())
         for name in (ours, *references)
@@ -78,7 +48,7 @@ def bars_of(
         "time_bar": TIME_BAR,
         "least_noise": LEAST_NOISE,
         "seeds": seeds,
-        "all": _figures(windows, means, ours).to_json(),
+        "all": figures_of(windows, means, ours),
     }
 
 
@@ -91,14 +61,32 @@ def windows_of(candidate: Sequence[float], references: Sequence[Sequence[float]]
     ]
 
 
-def _figures(windows: Sequence[Window], step_ms: Mapping[str, float], ours: str) -> Figures:
+def figures_of(
+    windows: Sequence[Window], step_ms: Mapping[str, float], ours: str
+) -> dict[str, Any]:
+    """The figures of one seed, or of all.
+
+    Args:
+        windows: of the seed, or of all.
+        step_ms: name -> median time of a step, milliseconds; of all seeds their mean.
+        ours: the name of our run.
+
+    Returns:
+        ``gap``, our distance from the first reference over that of the references, geometric mean of the windows;
+        ``worst_gap``, the largest in any window; ``small_windows``, those where a distance was below
+        :data:`.agreement.LEAST_NOISE` and counted as that; ``step_ms``; ``fastest``, the reference whose steps are
+        shortest; ``time``, our step over that one's; ``gap_ok`` and ``time_ok``, whether these meet the bars.
+    """
     others = {name: time for name, time in step_ms.items() if name != ours}
     fastest = min(others, key=lambda name: others[name])
-    return Figures(
-        gap=mean_ratio(windows),
-        worst_gap=max(window.ratio for window in windows),
-        small_windows=sum(min(w.difference, w.noise) < LEAST_NOISE for w in windows),
-        step_ms=dict(step_ms),
-        fastest=fastest,
-        time=step_ms[ours] / others[fastest],
-    )
+    gap, time = mean_ratio(windows), step_ms[ours] / others[fastest]
+    return {
+        "gap": gap,
+        "worst_gap": max(window.ratio for window in windows),
+        "small_windows": sum(min(w.difference, w.noise) < LEAST_NOISE for w in windows),
+        "step_ms": dict(step_ms),
+        "fastest": fastest,
+        "time": time,
+        "gap_ok": gap <= GAP_BAR,
+        "time_ok": time <= TIME_BAR,
+    }
