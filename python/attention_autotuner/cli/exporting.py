@@ -24,18 +24,13 @@ from ..serving.untuned import read_problems
 from ..settings import current
 from .console import print_json, print_line, print_table
 from .making import build_candidates
-from .options import add_jobs, add_problem, command, policy_of, problems_of
+from .options import add_jobs, add_problem, command, defaults_of, policy_of, problems_of
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the options, those of a problem without their defaults."""
-    output = vars(parser.parse_args([]))
     add_problem(parser, step=True)
-    defaults = {
-        name: value
-        for name, value in vars(parser.parse_args([])).items()
-        if name not in output and name != "device_type"
-    }
+    defaults = defaults_of(parser)
     # Unset, so that options that were given can be told from those that were not.
     parser.set_defaults(**dict.fromkeys(defaults))
     option = parser.add_argument
@@ -100,12 +95,10 @@ def _problems(arguments: argparse.Namespace) -> Sequence[Problem] | None:
     defaults: dict[str, Any] = arguments.problem_defaults
     if arguments.problems is not None:
         return read_problems(arguments.problems)
-    if all(getattr(arguments, name) is None for name in defaults):
+    set_here = {name: value for name, value in vars(arguments).items() if value is not None}
+    if set_here.keys().isdisjoint(defaults):
         return None
-    for name, value in defaults.items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return problems_of(arguments)
+    return problems_of(argparse.Namespace(**{**defaults, **set_here}))
 
 
 def _build(

@@ -222,12 +222,15 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
 add_step = partial(add_problem, step=True)
 
 
+def defaults_of(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """The options so far that say what is wanted of one problem, by their defaults."""
+    kept = ("json", "full", "run", "usage_error", "device_type", "budget")
+    return {name: value for name, value in vars(parser.parse_args([])).items() if name not in kept}
+
+
 def add_problems(parser: argparse.ArgumentParser) -> None:
     """Add an option that names a file of problems, in place of the options so far but for some."""
-    kept = ("json", "full", "run", "usage_error", "device_type", "budget")
-    so_far = vars(parser.parse_args([]))
-    replaced = {name: value for name, value in so_far.items() if name not in kept}
-    parser.set_defaults(replaced=replaced)
+    parser.set_defaults(replaced=defaults_of(parser))
     words = "problems as JSON, one on each line or a list, e.g. the file that UNTUNED_LOG names"
     parser.add_argument("--problems", type=Path, metavar="FILE", help=words)
 
