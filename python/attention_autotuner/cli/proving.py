@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from dataclasses import asdict
 
 from ..arch import resolve
-from ..core.candidate import Candidate
 from ..errors import UnsupportedArchitectureError
 from ..settings import current, override
 from ..tuning.pipeline import LocalPipeline, Pipeline
-from ..tuning.proving import Proven, Prover, Verified
+from ..tuning.proving import Proven, Prover
 from ..tuning.record_schema import TuningRecord
-from .console import print_json, progress
+from .console import progress
 from .options import FAILED, OK, add_jobs, command, option
 from .recording import add_all, add_optional_pattern, matching, places, print_entries
 
@@ -49,25 +46,12 @@ def run_prove(arguments: argparse.Namespace) -> int:
             return new
 
         written += place.rewrite({item.key for item in kept if item.record is not None}, proven)
-    _report(arguments, verified, said, written)
+    before = f"{len(verified)} kernels verified; "
+    kernels = {candidate.name: item.outcome.to_json() for candidate, item in verified.items()}
+    print_entries(arguments, said, written, "without a proof", before, kernels=kernels)
     return FAILED if any(item.state in ("failed", "changed") for item in said) else OK
 
 
 def local_pipeline() -> Pipeline:
     """This machine's, for the present GPU."""
     return LocalPipeline(resolve(None), current())
-
-
-def _report(
-    arguments: argparse.Namespace,
-    verified: dict[Candidate, Verified],
-    said: list[Proven],
-    written: int,
-) -> None:
-    if arguments.json:
-        counts = Counter(item.state for item in said)
-        kernels = {candidate.name: item.outcome.to_json() for candidate, item in verified.items()}
-        entries = [asdict(item) for item in said]
-        print_json({"written": written, "states": counts, "kernels": kernels, "entries": entries})
-        return
-    print_entries(said, written, "without a proof", f"{len(verified)} kernels verified; ")

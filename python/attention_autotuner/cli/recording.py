@@ -199,26 +199,33 @@ def run_rekey(arguments: argparse.Namespace) -> int:
     """Carry measurements over to sources that compile to the same machine code."""
     said: list[Rekeyed] = []
     written = sum([_rekey_place(place, arguments, said) for place in places(arguments)])
-    lost = [item for item in said if item.state in ("changed", "unknown")]
-    counts = Counter(item.state for item in said)
-    if arguments.json:
-        entries = [asdict(item) for item in said]
-        print_json({"written": written, "states": counts, "entries": entries})
-    else:
-        print_entries(said, written, "not carried over")
-    return FAILED if lost else 0
+    print_entries(arguments, said, written, "not carried over")
+    return FAILED if any(item.state in ("changed", "unknown") for item in said) else 0
 
 
-def print_entries(said: Sequence[Any], written: int, title: str, before: str = "") -> None:
+def print_entries(
+    arguments: argparse.Namespace,
+    said: Sequence[Any],
+    written: int,
+    title: str,
+    before: str = "",
+    **more: Any,
+) -> None:
     """Print what became of entries of records: how many of each state, and those with a reason as a table.
 
     Args:
+        arguments: of the command.
         said: with the fields ``state``, ``problem``, ``candidate`` and ``reason``.
         written: records.
         title: of the table.
         before: what the line of counts begins with.
+        more: fields of the JSON object alone.
     """
     counts = Counter(item.state for item in said)
+    if arguments.json:
+        entries = [asdict(item) for item in said]
+        print_json({"written": written, "states": counts, **more, "entries": entries})
+        return
     states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
     print_line(f"{before}{len(said)} entries: {states or 'none'}; {written} records written")
     rows = [
