@@ -35,7 +35,7 @@ from .report import combine, parse_ptxas
 from .sass import add_loop_spills, main_loops
 from .store import Store
 from .toolchain import Toolchain, find_disassembler
-from .tools import STOP_POLL_SECONDS, Stop, StoppedError
+from .tools import STOP_POLL_SECONDS, Stop, StoppedError, clean_environment
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def _run_ninja(
     try:
         process = subprocess.Popen(
             command,
-            env=batch.environment(),
+            env=clean_environment(batch.temporary),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

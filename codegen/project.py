@@ -20,7 +20,7 @@ from .files import store_errors
 from .render import include_root
 from .store import Store
 from .toolchain import Toolchain
-from .tools import Stop, clean_environment, run_tool
+from .tools import Stop, run_tool
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +99,6 @@ class Project:
     def temporary(self) -> Path:
         """Where the compilers put their temporary files."""
         return self.root / "tmp"
-
-    def environment(self) -> dict[str, str]:
-        """The environment for CMake, Ninja and what they start."""
-        return clean_environment(self.temporary)
 
 
 def launched(*arguments: str) -> list[str | Path]:

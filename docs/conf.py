@@ -65,28 +65,20 @@ html_show_copyright = False
 
 DOCS = Path(__file__).resolve().parent
 
-GROUP = re.compile(r"^(?P<indent>\s+)(?P<names>\w+(?:, \w+)+): (?P<text>.*)$")
+# Attributes that are described together, with the lines that go on further in.
+GROUP = re.compile(r"^([ \t]+)(\w+(?:, \w+)+): (.*(?:\n\1 .*)*)$", re.MULTILINE)
 
 
 def name_each(
     _app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
 ) -> None:
     """Write attributes that a docstring describes together, ``a, b: text``, one by one: all that Napoleon reads."""
-    described: list[str] = []
-    at = 0
-    while at < len(lines):
-        group = GROUP.match(lines[at])
-        end = at + 1
-        if group is None:
-            described.append(lines[at])
-        else:
-            more = group["indent"] + " "
-            while end < len(lines) and lines[end].startswith(more):
-                end += 1
-            for name in group["names"].split(", "):
-                described += [f"{group['indent']}{name}: {group['text']}", *lines[at + 1 : end]]
-        at = end
-    lines[:] = described
+
+    def one_by_one(group: re.Match[str]) -> str:
+        indent, names, text = group.groups()
+        return "\n".join(f"{indent}{name}: {text}" for name in names.split(", "))
+
+    lines[:] = GROUP.sub(one_by_one, "\n".join(lines)).split("\n")
 
 
 def make_results(_app: Sphinx, _config: Any) -> None:
