@@ -12,14 +12,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.leases import POLL_SECONDS, Lease
+from ..core.leases import POLL_SECONDS
 from ..core.outcome import BuildFailed, Outcome, OutOfMemory, Postponed, TimedOut
 from ..core.report import CompilerReport
 from ..errors import ToolchainError
@@ -349,10 +348,22 @@ def build(
         if progress is not None:
             progress(done, total, name, seconds)
 
+    def claimed() -> dict[str, RenderedKernel]:
+        """The kernels that are this process's to compile; those that another one has finished are reported."""
+        mine = {}
+        for digest, kernel in list(misses.items()):
+            is_free = leases[digest].attempt()
+            known = store.lookup(kernel.name, digest, stamp)
+            if known is not None:
+                report(digest, known, 0.0)
+            elif is_free:
+                mine[digest] = kernel
+        return mine
+
     try:
         while misses and not stop():
             with store_errors(store.root):
-                mine = _claimed(misses, leases, partial(store.lookup, compiler=stamp), report)
+                mine = claimed()
             if not mine:
                 time.sleep(POLL_SECONDS[1] if misses else 0.0)
                 continue
@@ -373,21 +384,3 @@ def build(
             lease.release()
     postponed = Postponed(reason="the budget ended before it was compiled")
     return [results.get(digest, postponed) for digest in digests]
-
-
-def _claimed(
-    misses: Mapping[str, RenderedKernel],
-    leases: Mapping[str, Lease],
-    lookup: Callable[..., Artifact | Outcome | None],
-    report: Callable[[str, Artifact | Outcome, float], None],
-) -> dict[str, RenderedKernel]:
-    """The kernels that are this process's to compile; those that another one has finished are reported."""
-    mine = {}
-    for digest, kernel in list(misses.items()):
-        is_free = leases[digest].attempt()
-        known = lookup(kernel.name, digest)
-        if known is not None:
-            report(digest, known, 0.0)
-        elif is_free:
-            mine[digest] = kernel
-    return mine
