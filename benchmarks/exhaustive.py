@@ -153,8 +153,13 @@ def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate
     kernels: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda c: c.name):
         kernels.setdefault(candidate.kernel, []).append(candidate)
-    in_turn = zip_longest(*(_spread(members, random.Random(seed)) for members in kernels.values()))
-    yield from (candidate for turn in in_turn for candidate in turn if candidate is not None)
+    return _in_turn([_spread(members, random.Random(seed)) for members in kernels.values()])
+
+
+def _in_turn(groups: Iterable[Iterable[Candidate]]) -> Iterator[Candidate]:
+    """The first of every group, then the second of those that have one, and so on."""
+    in_turn = chain.from_iterable(zip_longest(*groups))
+    return (candidate for candidate in in_turn if candidate is not None)
 
 
 def _spread(candidates: Sequence[Candidate], source: random.Random) -> Iterator[Candidate]:
@@ -166,10 +171,7 @@ def _spread(candidates: Sequence[Candidate], source: random.Random) -> Iterator[
     for group in groups:
         source.shuffle(group)
     source.shuffle(groups)
-    for place in range(max(map(len, groups), default=0)):
-        for group in groups:
-            if place < len(group):
-                yield group[place]
+    return _in_turn(groups)
 
 
 def sample(

@@ -104,15 +104,12 @@ class Session:
 
         A trial is not begun where what one takes on the average does not fit into what is left of the budget.
         """
-        contenders: dict[int, Contenders | str] = {
-            index: _attempt(self._contenders, trial) for index, trial in enumerate(self.trials)
-        }
-        raced = [c for c in contenders.values() if isinstance(c, Contenders)]
+        contenders = [_attempt(self._contenders, trial) for trial in self.trials]
+        raced = [c for c in contenders if isinstance(c, Contenders)]
         built = self._build([*raced, *self._simpler()])
         stopped = ""
-        for index, trial in enumerate(self.trials):
+        for trial, entrants in zip(self.trials, contenders, strict=True):
             stopped = stopped or self._overdue()
-            entrants = contenders[index]
             if stopped or isinstance(entrants, str):
                 yield trial, stopped or str(entrants)
                 continue

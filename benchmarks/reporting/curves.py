@@ -97,11 +97,7 @@ def draw(document: Mapping[str, Any], limits: Mapping[str, float]) -> str | None
                 for index, title in enumerate(titles):
                     points = series.get((dim, causal), {}).get(title, {})
                     style = {"color": SERIES[index % 6], "marker": MARKERS[index % 6]}
-                    (handles[title],) = (
-                        axis.plot(*zip(*points.items(), strict=True), **style)
-                        if points
-                        else axis.plot([], [], **style)
-                    )
+                    (handles[title],) = axis.plot(list(points), list(points.values()), **style)
                 for (title, tflops), dashes in zip(limits.items(), ("--", ":"), strict=False):
                     line = axis.axhline(tflops, color=GREY, linewidth=1.1, linestyle=dashes)
                     handles[f"{title}: {tflops:.0f}"] = line
