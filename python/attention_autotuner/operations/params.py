@@ -5,24 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from ..core.abi import ABI_VERSION, STRUCTS, SYMBOL_PREFIX, Tensor
 from ..core.modifications import SPANNED, TYPICAL_BIAS_DISTANCE
 from ..core.problem import Problem
 from ..serving.loader import load
 from .registry import OPERATIONS
-
-
-class OperationParams(Protocol):
-    """The module ``params`` of an operation's folder."""
-
-    def scalars(self, problem: Problem, scale: float) -> dict[str, float]:
-        """Scalars by the names of fields, beside the sizes; a direction without a field leaves it out."""
-
-
-def _params_of_operation(problem: Problem) -> OperationParams:
-    return cast("OperationParams", OPERATIONS[problem.op].module("params"))
 
 
 def struct_of(problem: Problem) -> type[ctypes.Structure]:
@@ -41,7 +30,7 @@ def abi_tensor(shape: Sequence[int], strides: Sequence[int], address: int | None
     return Tensor(data=address, stride_batch=batch, stride_head=head, stride_row=row)
 
 
-SOMEWHERE = 256  # an address that is not null
+SOMEWHERE = 256  # stands for an address that is not known, and not null
 
 
 def field_names(problem: Problem) -> tuple[str, ...]:
@@ -62,6 +51,7 @@ def params_of(problem: Problem, scale: float | None = None) -> ctypes.Structure:
     """
     struct = struct_of(problem)
     factor = problem.semantics.scale(problem) if scale is None else scale
+    operation = OPERATIONS[problem.op].module("params")
     values = {
         "struct_size": ctypes.sizeof(struct),
         "abi_version": ABI_VERSION,
@@ -72,7 +62,7 @@ def params_of(problem: Problem, scale: float | None = None) -> ctypes.Structure:
         "seqlen_k": problem.seqlen_k,
         "dim_qk": problem.dim_qk,
         "dim_v": problem.dim_v,
-        **_params_of_operation(problem).scalars(problem, factor),
+        **operation.scalars(problem, factor),
     }
     names = field_names(problem)
     return struct(**{name: value for name, value in values.items() if name in names})
@@ -96,9 +86,8 @@ def workspace_bytes(
     if problem.score == "masked":
         params.mask.data = SOMEWHERE
     elif problem.score == "decayed":
-        params.log2_gamma = params.cu_seqlens = (
-            SOMEWHERE  # the latter is a field of packed sequences alone
-        )
+        # The latter is a field of packed sequences alone.
+        params.log2_gamma = params.cu_seqlens = SOMEWHERE
     elif problem.compiled_modifications:
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
         params.bias_distance = TYPICAL_BIAS_DISTANCE

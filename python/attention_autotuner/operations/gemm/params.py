@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-
-from ...core.abi import GemmForwardParams
-from ...core.problem import Direction, Problem
-
-STRUCTS: dict[Direction, type[ctypes.Structure]] = {"forward": GemmForwardParams}
-"""Direction -> the struct of the ABI."""
+from ...core.problem import Problem
 
 
 def scalars(problem: Problem, scale: float) -> dict[str, float]:
