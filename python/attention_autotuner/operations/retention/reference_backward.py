@@ -14,6 +14,9 @@ inside the chunk, ``i+1`` for what a token sees of S, ``L-1-j`` for what S' keep
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import torch
 
 from ...errors import UnsupportedProblemError
@@ -83,10 +86,10 @@ def retention_backward(
         dq, dk, dv = map(zeros, (q, k, v))
         shares = torch.zeros_like(sequence.log2)  # of the loss by log gamma
         chunks = list(chunks_with_decays(sequence, chunk))
-        kept = _checkpoints(sequence, chunks, checkpoint_every)
+        kept = list(islice(_states(sequence, chunks, sequence.state), 0, None, checkpoint_every))
         for index in reversed(range(len(kept))):
             segment = chunks[index * checkpoint_every : (index + 1) * checkpoint_every]
-            states = _states(sequence, segment, kept[index])
+            states = list(_states(sequence, segment, kept[index]))
             for (tokens, decays), state in zip(reversed(segment), reversed(states), strict=True):
                 go = grad_o[:, :, tokens].to(sequence.dtype)
                 if need_dgamma:
@@ -100,24 +103,12 @@ def retention_backward(
         return dq, dk, dv, dinitial, (shares / sequence.log2.exp2()).to(gamma)
 
 
-def _checkpoints(sequence: Sequence, chunks: list[Chunk], every: int) -> list[torch.Tensor]:
-    """The states before chunk 0, ``every``, ``2 every`` and so on."""
-    kept, state = [], sequence.state
-    for number, (tokens, decays) in enumerate(chunks):
-        if number % every == 0:
-            kept.append(state)
+def _states(sequence: Sequence, chunks: list[Chunk], state: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The states before each of some chunks, from the first of them."""
+    for tokens, decays in chunks:
+        yield state
         _, keys, values = sequence.read(tokens)
         state = sequence.advance(state, keys, values, decays)
-    return kept
-
-
-def _states(sequence: Sequence, segment: list[Chunk], state: torch.Tensor) -> list[torch.Tensor]:
-    """The states before each chunk of a segment, from the first of them."""
-    states = [state]
-    for tokens, decays in segment[:-1]:
-        _, keys, values = sequence.read(tokens)
-        states.append(sequence.advance(states[-1], keys, values, decays))
-    return states
 
 
 def _chunk_gradients(
