@@ -15,6 +15,7 @@ from ..api.attention.checks import check_window
 from ..api.attention.modified import check_modifiers
 from ..api.shared import checks
 from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
+from ..core.operation import require
 from ..errors import UnsupportedProblemError
 from ..operations.attention.modified import Modifiers
 from .tensors import attention, check_tensor, of_any_dims
@@ -68,7 +69,7 @@ def flash_attn_func(
     """
     refuse_others(flash_attn_func, {"dropout_p": dropout_p}, ATTENTION)
     check_tensor("q", q)
-    checks.fail_unless(q.dim() == 4, f"q must have 4 dimensions, got {list(q.shape)}")
+    require(q.dim() == 4, f"q must have 4 dimensions, got {list(q.shape)}")
     bent = _bent(q, window_size, softcap, alibi_slopes)
     wanted: Any = {"deterministic": deterministic or None, "return_lse": return_attn_probs}
     result = attention(q, k, v, softmax_scale, causal=causal, **wanted, **bent)
@@ -154,11 +155,11 @@ def flash_attn_with_kvcache(
             check_tensor(name, x)
             checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
             same = x.shape[0] == q.shape[0]
-            checks.fail_unless(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
+            require(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
     bent = _bent(q, window_size, softcap, alibi_slopes)
     if isinstance(cache_seqlens, int):
         new, size = 0 if k is None else k.shape[1], k_cache.shape[1]
-        checks.fail_unless(
+        require(
             0 <= cache_seqlens <= size - new,
             f"cache_seqlens must be from 0 to {size - new} for {new} new keys in a cache of {size}, "
             f"got {cache_seqlens}",
@@ -328,7 +329,7 @@ def _bent(q: torch.Tensor, window: Any, softcap: Any, slopes: Any) -> dict[str, 
 def _unpacked(name: str, x: torch.Tensor, count: int, axis: int = 2) -> tuple[torch.Tensor, ...]:
     check_tensor(name, x)
     rows = "batch, seqlen" if axis == 2 else "rows"
-    checks.fail_unless(
+    require(
         x.dim() == axis + 3 and x.shape[axis] == count,
         f"{name} must be [{rows}, {count}, heads, dim], got {list(x.shape)}",
     )

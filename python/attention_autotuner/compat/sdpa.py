@@ -8,6 +8,7 @@ import torch
 
 from ..api.shared import checks
 from ..api.shared.options import ATTENTION, refuse_others
+from ..core.operation import require
 from ..errors import UnsupportedProblemError
 from .tensors import attention, check_tensor
 
@@ -48,16 +49,14 @@ def scaled_dot_product_attention(
     checks.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
     if attn_mask is not None:
         check_tensor("attn_mask", attn_mask)
-        checks.fail_unless(
+        require(
             not is_causal,
             f"attn_mask must be None beside is_causal=True, got {checks.shown(attn_mask)}",
         )
     tensors = [query, key, value]
     for name, x in zip(("query", "key", "value"), tensors, strict=True):
         check_tensor(name, x)
-        checks.fail_unless(
-            x.dim() >= 2, f"{name} must have 2 dimensions or more, got {list(x.shape)}"
-        )
+        require(x.dim() >= 2, f"{name} must have 2 dimensions or more, got {list(x.shape)}")
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -10,6 +10,7 @@ import torch
 from ..api import flash_attn_func
 from ..api.shared import checks
 from ..api.shared.options import TensorLayout
+from ..core.operation import require
 
 
 def check_tensor(name: str, x: object) -> None:
@@ -18,9 +19,7 @@ def check_tensor(name: str, x: object) -> None:
     Raises:
         UnsupportedProblemError: it is not.
     """
-    checks.fail_unless(
-        isinstance(x, torch.Tensor), f"{name} must be a tensor, got {checks.shown(x)}"
-    )
+    require(isinstance(x, torch.Tensor), f"{name} must be a tensor, got {checks.shown(x)}")
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
@@ -68,13 +67,9 @@ def of_any_dims(
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x)
-        checks.fail_unless(
-            x.dim() == ndim, f"{name} must have {ndim} dimensions, got {list(x.shape)}"
-        )
+        require(x.dim() == ndim, f"{name} must have {ndim} dimensions, got {list(x.shape)}")
     dim, dim_v = q.shape[-1], v.shape[-1]
-    checks.fail_unless(
-        dim == k.shape[-1], f"q and k must have the same dim, got {dim} and {k.shape[-1]}"
-    )
+    require(dim == k.shape[-1], f"q and k must have the same dim, got {dim} and {k.shape[-1]}")
     if softmax_scale is None and dim % checks.VECTOR_ELEMENTS:
         softmax_scale = dim**-0.5
     q, k, v = (_padded(x) for x in (q, k, v))

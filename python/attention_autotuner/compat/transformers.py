@@ -27,7 +27,7 @@ from transformers.masking_utils import (
 )
 
 from ..api import flash_attn_varlen_func
-from ..api.shared import checks
+from ..core.operation import require
 from ..core.problem import NO_WINDOW
 from ..errors import UnsupportedProblemError
 from .tensors import attention as attention_of_any_dims
@@ -107,10 +107,10 @@ def attention(
     Raises:
         UnsupportedProblemError: the layer needs what the kernels cannot do.
     """
-    checks.fail_unless(dropout == 0.0, f"{NAME}: attention dropout must be 0, got {dropout}")
+    require(dropout == 0.0, f"{NAME}: attention dropout must be 0, got {dropout}")
     for name in REFUSED:
         option = options.get(name)
-        checks.fail_unless(option is None, f"{NAME}: {name} must be None, got {option!r:.80}")
+        require(option is None, f"{NAME}: {name} must be None, got {option!r:.80}")
     if options.get("output_attentions"):
         raise UnsupportedProblemError(f"{NAME}: output_attentions must be False, got True")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -133,7 +133,7 @@ def attention(
     if attention_mask is not None:
         shape = tuple(attention_mask.shape)
         fine = len(shape) == 4
-        checks.fail_unless(fine, f"{NAME}: attention_mask must have 4 dimensions, got {shape}")
+        require(fine, f"{NAME}: attention_mask must have 4 dimensions, got {shape}")
         form = shape[:3] if attention_mask.dtype == torch.int32 else ()
     if attention_mask is not None and form == (1, 1, 2):
         ends_q, ends_k = attention_mask[0, 0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...core.operation import require
 from ...core.problem import CausalAlignment
 from ..shared import checks
 from . import checks as attention_checks
@@ -51,11 +52,11 @@ def attention_by_packing(
     checks.check_tensors(q, k, v)
     attention_checks.check_bounds(q, **bounds)
     for name in ("attn_mask", "prefix_lens", "document_ids"):
-        checks.fail_unless(
+        require(
             name not in values,
             f"attention with seqlens_k or starts_k has no backward beside {name}: call it under torch.no_grad()",
         )
-    checks.fail_unless(
+    require(
         causal_alignment == "bottom_right" or "starts_k" not in bounds,
         "attention with starts_k and causal_alignment='top_left' has no backward: call it under torch.no_grad()",
     )

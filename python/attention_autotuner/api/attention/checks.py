@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from ...core.modifications import DOCUMENT_IDS, MAX_BIAS_DISTANCE, PREFIX_LENS
+from ...core.operation import require
 from ...core.problem import CAUSAL_ALIGNMENTS, MAX_EXTENT, Problem
 from ...errors import UnsupportedProblemError
 from ...operations.attention.modified import MASK_DTYPES
@@ -42,11 +43,11 @@ def check_options(
         UnsupportedProblemError: one is outside its range.
     """
     checks.check_flags(causal=causal, return_lse=return_lse)
-    checks.fail_unless(
+    require(
         deterministic is None or isinstance(deterministic, bool),
         f"deterministic must be True, False or None, got {checks.shown(deterministic)}",
     )
-    checks.fail_unless(
+    require(
         isinstance(causal_alignment, str) and causal_alignment in CAUSAL_ALIGNMENTS,
         f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {checks.shown(causal_alignment)}",
     )
@@ -90,9 +91,7 @@ def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
     for name, x in bounds.items():
         if x is not None:
             checks.check_like(name, x, q.shape[:1], torch.int32, q.device)
-            checks.fail_unless(
-                x.is_contiguous(), f"{name} must be contiguous, got a stride of {x.stride()}"
-            )
+            require(x.is_contiguous(), f"{name} must be contiguous, got a stride of {x.stride()}")
 
 
 def check_spans(
@@ -108,17 +107,17 @@ def check_spans(
             a table of biases besides.
     """
     for name in (DOCUMENT_IDS, PREFIX_LENS):
-        checks.fail_unless(
+        require(
             not (name in values and "bias_table" in values),
             f"{name} takes no bias, got both",
         )
-    checks.fail_unless(
+    require(
         DOCUMENT_IDS not in values or seqlens[0] == seqlens[1],
         f"document_ids need as many queries as keys, got {seqlens[0]} and {seqlens[1]}",
     )
     if PREFIX_LENS in values:
-        checks.fail_unless(causal, "prefix_lens is for causal attention, got causal=False")
-        checks.fail_unless(
+        require(causal, "prefix_lens is for causal attention, got causal=False")
+        require(
             window[1] == -1,
             f"prefix_lens needs a window without a right bound, got window_size={window}",
         )
@@ -131,7 +130,7 @@ def check_order(document_ids: torch.Tensor) -> None:
         UnsupportedProblemError: they do.
     """
     falls = (document_ids.diff(dim=1) < 0).nonzero()
-    checks.fail_unless(
+    require(
         not len(falls),
         "document_ids must never decrease along the sequence, got a lesser one after [batch entry, row] "
         f"{falls[:1].tolist()}",
@@ -147,21 +146,21 @@ def check_packing(
         UnsupportedProblemError: they are no two int32 tensors of one length on q's device, a greatest length is less
             than 0, or tensors have several batch entries.
     """
-    checks.fail_unless(
+    require(
         q.shape[0] == 1, f"packed sequences must be one batch entry, got a batch of {q.shape[0]}"
     )
     for name, x in (("cu_seqlens_q", ends_q), ("cu_seqlens_k", ends_k)):
         fine = x is not None and x.dim() == 1 and len(x) >= 2 and len(x) == len(ends_q)
-        checks.fail_unless(
+        require(
             fine,
             "cu_seqlens_q and cu_seqlens_k must have one shape [sequences + 1] with at least one sequence, got "
             f"{checks.shown(x)} as {name} beside {checks.shown(ends_q)}",
         )
         assert x is not None
         checks.check_like(name, x, x.shape, torch.int32, q.device)
-        checks.fail_unless(x.is_contiguous(), f"{name} must be contiguous, got {x.stride()}")
+        require(x.is_contiguous(), f"{name} must be contiguous, got {x.stride()}")
     for name, length in zip(("max_seqlen_q", "max_seqlen_k"), longest, strict=True):
-        checks.fail_unless(length >= 0, f"{name} must be at least 0, got {length}")
+        require(length >= 0, f"{name} must be at least 0, got {length}")
 
 
 def check_entries(table: torch.Tensor) -> int:
@@ -171,11 +170,11 @@ def check_entries(table: torch.Tensor) -> int:
         UnsupportedProblemError: it has not two dimensions, an even number of entries, or too many.
     """
     sizes = tuple(table.shape)
-    checks.fail_unless(
+    require(
         len(sizes) == 2 and sizes[1] % 2 == 1,
         f"bias must have the shape (heads_q, 2 * D + 1), got {sizes}",
     )
-    checks.fail_unless(
+    require(
         sizes[1] <= 2 * MAX_BIAS_DISTANCE + 1,
         f"bias must have entries for distances of at most {MAX_BIAS_DISTANCE}, got {sizes[1] // 2}",
     )
@@ -192,11 +191,9 @@ def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     fits = len(sizes) <= 4 and all(
         x in (1, y) for x, y in zip(reversed(sizes), reversed(shape), strict=False)
     )
-    checks.fail_unless(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
-    checks.fail_unless(
-        mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}"
-    )
-    checks.fail_unless(
+    require(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
+    require(mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}")
+    require(
         not mask.requires_grad,
         "attn_mask gets no gradient: pass it detached, got requires_grad=True",
     )
@@ -209,7 +206,7 @@ def refuse_bounded(bounded: bool) -> None:
     Raises:
         UnsupportedProblemError: it had them.
     """
-    checks.fail_unless(
+    require(
         not bounded,
         "attention with seqlens_k or starts_k has no backward yet: call it under torch.no_grad()",
     )

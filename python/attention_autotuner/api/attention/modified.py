@@ -15,6 +15,7 @@ import torch
 
 from ... import settings
 from ...core.modifications import PREFIX_LENS, SPANNED
+from ...core.operation import require
 from ...core.problem import NO_WINDOW
 from ...operations.attention.modified import (
     CU_SEQLENS,
@@ -136,7 +137,7 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
         UnsupportedProblemError: one is out of range, or no tensor of the right shape and dtype on q's device.
     """
     attention_checks.check_window(modifiers.window_size)
-    checks.fail_unless(
+    require(
         0 <= modifiers.softcap < math.inf,
         f"softcap must be a finite number, 0 for none, got {modifiers.softcap}",
     )
@@ -150,9 +151,7 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
             continue
         if name == "attn_mask":
             device = q.device  # its shape is that of all pairs
-            checks.fail_unless(
-                x.device == device, f"attn_mask must be on q's device {device}, got {x.device}"
-            )
+            require(x.device == device, f"attn_mask must be on q's device {device}, got {x.device}")
             continue
         shape: tuple[int, ...] = (heads,)
         if name in SPANNED:
@@ -163,11 +162,9 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
         if name == "bias_table":
             name, shape = "bias", (heads, attention_checks.check_entries(x))  # as a caller knows it
         checks.check_like(name, x, shape, dtype, q.device)
-        checks.fail_unless(
-            x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}"
-        )
+        require(x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}")
     slopes = modifiers.alibi_slopes
-    checks.fail_unless(
+    require(
         slopes is None or not slopes.requires_grad,
         "alibi_slopes get no gradient: pass them detached, got requires_grad=True",
     )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...arch import Policy
+from ...core.operation import require
 from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment
 from ...serving.pinning import Config
 from ..shared import checks, interop, options, plain
@@ -115,7 +116,7 @@ def flash_attn_varlen_func(
         causal, softmax_scale, causal_alignment, return_lse, deterministic
     )
     for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        checks.fail_unless(
+        require(
             not isinstance(length, bool)
             and isinstance(length, (int, torch.SymInt))  # type: ignore[redundant-expr]  # untyped
             and 0 <= length <= MAX_EXTENT,
@@ -128,7 +129,7 @@ def flash_attn_varlen_func(
     views = []
     for name in ("q", "k", "v"):
         x = tensors[name]
-        checks.fail_unless(
+        require(
             x.dim() == 3,
             f"{name} must have 3 dimensions [rows of all sequences, heads, dim], got {x.dim()}",
         )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import settings
+from ...core.operation import require
 from ...core.problem import DIM_MULTIPLE
 from ...operations.gemm.problem import of_sizes
 from ...serving import dispatch
@@ -34,7 +35,7 @@ def lies(name: str, x: torch.Tensor) -> str:
     """
     if x.stride(1) == 1 and checks.is_aligned(x):
         return "n"
-    checks.fail_unless(
+    require(
         x.stride(0) == 1 and checks.is_aligned(x.T),
         f"{name} must lie by rows or by columns that start at multiples of 16 bytes, got strides "
         f"{tuple(x.stride())}",
@@ -51,18 +52,18 @@ def check_call(call: Call) -> None:
     a, b = call.a, call.b
     for name, x in (("a", a), ("b", b)):
         checks.check_layout(name, x)
-        checks.fail_unless(x.dim() == 2, f"{name} must have 2 dimensions, got {x.dim()}")
-        checks.fail_unless(
+        require(x.dim() == 2, f"{name} must have 2 dimensions, got {x.dim()}")
+        require(
             x.dtype in checks.DTYPE_NAMES,
             f"{name} must be one of {tuple(checks.DTYPE_NAMES)}, got {x.dtype}",
         )
-    checks.fail_unless(
+    require(
         a.shape[1] == b.shape[0],
         f"a must have as many columns as b has rows, got {list(a.shape)} and {list(b.shape)}",
     )
     for what in ("dtype", "device"):
         of_a, of_b = getattr(a, what), getattr(b, what)
-        checks.fail_unless(of_a == of_b, f"b must be of a's {what} {of_a}, got {of_b}")
+        require(of_a == of_b, f"b must be of a's {what} {of_a}, got {of_b}")
 
 
 def product(call: Call) -> torch.Tensor:

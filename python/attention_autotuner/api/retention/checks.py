@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from ...core.operation import require
 from ...core.problem import FORMS, MAX_EXTENT, Form, Problem, bucket_seqlen
 from ...errors import UnsupportedProblemError
 from ...operations.retention.problem import PACKED_FORMS
 from ..shared import checks, gammas, options
-from ..shared.checks import fail_unless
 
 MIN_SCALE = torch.finfo(torch.float32).tiny
 
@@ -128,7 +128,7 @@ def check_form(form: object) -> None:
     Raises:
         UnsupportedProblemError: there is no such form.
     """
-    fail_unless(
+    require(
         isinstance(form, str) and form in FORMS,
         f"form must be one of {FORMS}, got {checks.shown(form)}",
     )
@@ -146,7 +146,7 @@ def check_call(call: Forward | Backward) -> None:
     check_scale(call.scale)
     for name, x in (("q", q), ("k", k)):
         checks.check_dims(name, x)
-    fail_unless(
+    require(
         q.shape[2] == k.shape[2],
         f"retention takes as many queries as keys, got {q.shape[2]} and {k.shape[2]}",
     )
@@ -167,23 +167,21 @@ def check_packing(call: Forward | Backward) -> None:
     """
     q, ends, longest = call.q, call.cu_seqlens, call.max_seqlen
     if ends is None:
-        fail_unless(longest is None, f"max_seqlen is for cu_seqlens, got max_seqlen={longest}")
+        require(longest is None, f"max_seqlen is for cu_seqlens, got max_seqlen={longest}")
         return
-    fail_unless(
+    require(
         q.shape[0] == 1, f"packed sequences must be one batch entry, got a batch of {q.shape[0]}"
     )
     checks.check_layout("cu_seqlens", ends)
-    fail_unless(
+    require(
         ends.dim() == 1 and len(ends) >= 2,
         f"cu_seqlens must be [sequences + 1] with at least one sequence, got {checks.shown(ends)}",
     )
     checks.check_like("cu_seqlens", ends, ends.shape, torch.int32, q.device)
-    fail_unless(
-        ends.is_contiguous(), f"cu_seqlens must be contiguous, got a stride of {ends.stride()}"
-    )
+    require(ends.is_contiguous(), f"cu_seqlens must be contiguous, got a stride of {ends.stride()}")
     check_longest(longest)
     form = call.form if isinstance(call, Forward) else "auto"
-    fail_unless(
+    require(
         form in PACKED_FORMS,
         f"form of packed sequences must be one of {PACKED_FORMS}, got {form!r}",
     )
@@ -198,7 +196,7 @@ def check_state(name: str, state: torch.Tensor, call: Forward | Backward) -> Non
     checks.check_layout(name, state)
     shape = state_shape(call)
     batch = "batch" if call.cu_seqlens is None else "sequences"
-    fail_unless(
+    require(
         tuple(state.shape) == shape,
         f"{name} must be [{batch}, heads_q, dim_qk, dim_v] = {list(shape)}, got {list(state.shape)}",
     )
@@ -227,7 +225,7 @@ def check_address(state: torch.Tensor) -> None:
         UnsupportedProblemError: it begins between 16 bytes.
     """
     rest = state.data_ptr() % checks.VECTOR_BYTES
-    fail_unless(
+    require(
         rest == 0,
         f"initial_state must begin at a multiple of 16 bytes to be updated in place, got {rest} bytes more",
     )

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...core.operation import require
 from ...core.problem import Problem
 from ...errors import UnsupportedProblemError
 from ...operations.retnet.reference import Normaliser
 from ..shared import checks, gammas, interop, options
-from ..shared.checks import fail_unless
 from ..shared.gammas import Decay
 
 
@@ -150,18 +150,16 @@ def check_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
     """
     checks.check_layout("mask", mask)
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
-    fail_unless(
+    require(
         mask.dim() == 3
         and mask.shape[1] == rows
         and mask.shape[2] == keys
         and (mask.shape[0] == heads or mask.shape[0] == 1),
         f"mask must be [{heads} or 1, {rows}, {keys}], got {list(mask.shape)}",
     )
-    fail_unless(mask.dtype == q.dtype, f"mask must have q's dtype {q.dtype}, got {mask.dtype}")
-    fail_unless(
-        mask.device == q.device, f"mask must be on q's device {q.device}, got {mask.device}"
-    )
-    fail_unless(
+    require(mask.dtype == q.dtype, f"mask must have q's dtype {q.dtype}, got {mask.dtype}")
+    require(mask.device == q.device, f"mask must be on q's device {q.device}, got {mask.device}")
+    require(
         mask.shape[2] == 1 or mask.stride(2) == 1,
         f"mask must have unit stride in its last dim, got {mask.stride(2)}",
     )
@@ -174,11 +172,11 @@ def check_gradients(call: Backward) -> None:
         UnsupportedProblemError: one is missing, is not what the forward returned, or is no gradient of that.
     """
     o, r = call.o, call.r
-    fail_unless(
+    require(
         (r is not None) == call.normalize,
         f"r must be given where rows were divided by it, and nowhere else, got {checks.shown(r)}",
     )
-    fail_unless(
+    require(
         (o is not None) == call.r_grad,
         f"o must be given for gradients through r, and for no others, got {checks.shown(o)}",
     )

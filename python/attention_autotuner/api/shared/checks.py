@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from ...core.operation import require
 from ...core.problem import DType, Problem
 from ...errors import UnsupportedProblemError
 from .plain import notice
@@ -26,12 +27,6 @@ LAYOUT_HINT = (
     "[batch, seqlen, heads, dim], as flash_attn and fla have it"
 )
 SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
-
-
-def fail_unless(condition: bool, message: str) -> None:
-    """Raise :class:`UnsupportedProblemError` with a message unless a condition holds."""
-    if not condition:
-        raise UnsupportedProblemError(message)
 
 
 def to_float(number: Any) -> float:
@@ -60,7 +55,7 @@ def check_flags(**flags: object) -> None:
         UnsupportedProblemError: one is neither True nor False.
     """
     for name, value in flags.items():
-        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {shown(value)}")
+        require(isinstance(value, bool), f"{name} must be True or False, got {shown(value)}")
 
 
 def check_some_gradient(result: str, *gradients: torch.Tensor | None) -> None:
@@ -69,7 +64,7 @@ def check_some_gradient(result: str, *gradients: torch.Tensor | None) -> None:
     Raises:
         UnsupportedProblemError: every gradient is None.
     """
-    fail_unless(
+    require(
         any(x is not None for x in gradients),
         f"the gradient of o or of {result} must be given, got None for both",
     )
@@ -90,7 +85,7 @@ def check_layout(name: str, x: torch.Tensor) -> None:
     Raises:
         UnsupportedProblemError: it is sparse, nested or of another layout.
     """
-    fail_unless(
+    require(
         x.layout == torch.strided and not x.is_nested and not x.is_quantized,
         f"{name} must be a dense strided tensor, got "
         + ("nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)),
@@ -103,7 +98,7 @@ def check_dims(name: str, x: torch.Tensor, dims: str = "[batch, heads, seqlen, d
     Raises:
         UnsupportedProblemError: it has more or fewer.
     """
-    fail_unless(x.dim() == 4, f"{name} must have 4 dimensions {dims}, got {x.dim()}")
+    require(x.dim() == 4, f"{name} must have 4 dimensions {dims}, got {x.dim()}")
 
 
 def check_places(**tensors: torch.Tensor | None) -> None:
@@ -115,7 +110,7 @@ def check_places(**tensors: torch.Tensor | None) -> None:
     for name, x in tensors.items():
         if x is None:
             continue
-        fail_unless(
+        require(
             x.device.type in SUPPORTED_DEVICES,
             f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
         )
@@ -138,18 +133,18 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **problem: 
     for name, x in named:
         check_layout(name, x)
         check_dims(name, x)
-        fail_unless(x.dtype in DTYPE_NAMES, f"{name} must be float16 or bfloat16, got {x.dtype}")
-    fail_unless(
+        require(x.dtype in DTYPE_NAMES, f"{name} must be float16 or bfloat16, got {x.dtype}")
+    require(
         q.dtype == k.dtype == v.dtype,
         f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}",
     )
-    fail_unless(
+    require(
         q.device == k.device == v.device,
         f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",
     )
     _check_shapes(q.shape, k.shape, v.shape, problem)
     for name, x in named:
-        fail_unless(
+        require(
             x.stride(3) == 1, f"{name} must have unit stride in its last dim, got {x.stride(3)}"
         )
 
@@ -157,20 +152,18 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **problem: 
 def _check_shapes(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], problem: Mapping[str, Any]
 ) -> None:
-    fail_unless(
-        q[0] == k[0] == v[0], f"q, k and v must have one batch, got {q[0]}, {k[0]} and {v[0]}"
-    )
-    fail_unless(k[1] == v[1], f"k and v must have the same heads, got {k[1]} and {v[1]}")
+    require(q[0] == k[0] == v[0], f"q, k and v must have one batch, got {q[0]}, {k[0]} and {v[0]}")
+    require(k[1] == v[1], f"k and v must have the same heads, got {k[1]} and {v[1]}")
     if k[1] == 0:
-        fail_unless(q[1] == 0, f"heads of k and v must be at least 1 for {q[1]} heads of q, got 0")
+        require(q[1] == 0, f"heads of k and v must be at least 1 for {q[1]} heads of q, got 0")
     elif q[1] % k[1]:
         exchanged = k[2] == v[2] > 0 and q[2] > 0 and q[2] % k[2] == 0
         raise UnsupportedProblemError(
             f"heads of q must be a multiple of heads of k and v, got {q[1]} and {k[1]}"
             + (f"; with dims 1 and 2 exchanged they would be: {LAYOUT_HINT}" if exchanged else "")
         )
-    fail_unless(q[3] == k[3], f"q and k must have the same dim, got {q[3]} and {k[3]}")
-    fail_unless(k[2] == v[2], f"k and v must have the same seqlen, got {k[2]} and {v[2]}")
+    require(q[3] == k[3], f"q and k must have the same dim, got {q[3]} and {k[3]}")
+    require(k[2] == v[2], f"k and v must have the same seqlen, got {k[2]} and {v[2]}")
     # The limits of sizes and dims are the problem's own; an empty extent stands in for any other number.
     Problem(
         batch=max(q[0], 1),
@@ -215,12 +208,12 @@ def check_like(
         UnsupportedProblemError: one is another.
     """
     check_layout(name, x)
-    fail_unless(
+    require(
         tuple(x.shape) == tuple(shape),
         f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}",
     )
-    fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
-    fail_unless(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
+    require(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
+    require(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
 
 
 def check_results(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ...core.memo import Table
+from ...core.operation import require
 from ...errors import NotWarmError
 from ...operations.retention.reference import default_log2_gamma
 from . import checks, interop, plain
@@ -72,7 +73,7 @@ def read(gamma: Any, q: torch.Tensor) -> Read:
 
 
 def _number(x: Any, place: str = "") -> float:
-    checks.fail_unless(
+    require(
         isinstance(x, Real) and not isinstance(x, bool),
         f"gamma must be None, a number, a sequence of numbers or a tensor, got {type(x).__name__}{place}",
     )
@@ -81,11 +82,11 @@ def _number(x: Any, place: str = "") -> float:
 
 def _read_tensor(gamma: torch.Tensor, heads: int, device: torch.device) -> Read:
     checks.check_layout("gamma", gamma)
-    checks.fail_unless(
+    require(
         gamma.is_floating_point() and tuple(gamma.shape) == (heads,),
         f"gamma must be floats [{heads}], one for each head of q, got {gamma.dtype} {list(gamma.shape)}",
     )
-    checks.fail_unless(
+    require(
         gamma.device == device or gamma.device.type == "cpu",
         f"gamma must be on q's device {device} or on the CPU, got {gamma.device}",
     )
@@ -106,13 +107,13 @@ def check(gamma: Sequence[float] | None, heads: int) -> None:
     """
     if gamma is None:
         return
-    checks.fail_unless(
+    require(
         len(gamma) == heads,
         f"gamma must have one value for each of {heads} heads of q, got {len(gamma)}",
     )
     for head, value in enumerate(gamma):
         # NaN is in no range.
-        checks.fail_unless(0 < value <= 1, f"gamma must lie in (0, 1], got {value} for head {head}")
+        require(0 < value <= 1, f"gamma must lie in (0, 1], got {value} for head {head}")
 
 
 def check_log2(log2_gamma: torch.Tensor | None, q: torch.Tensor) -> None:
@@ -124,13 +125,13 @@ def check_log2(log2_gamma: torch.Tensor | None, q: torch.Tensor) -> None:
     if log2_gamma is None:
         return
     heads = q.shape[1]
-    checks.fail_unless(
+    require(
         log2_gamma.dtype == torch.float32
         and tuple(log2_gamma.shape) == (heads,)
         and log2_gamma.is_contiguous(),
         f"log2_gamma must be contiguous float32 [{heads}], got {log2_gamma.dtype} {list(log2_gamma.shape)}",
     )
-    checks.fail_unless(
+    require(
         log2_gamma.device == q.device,
         f"log2_gamma must be on q's device {q.device}, got {log2_gamma.device}",
     )

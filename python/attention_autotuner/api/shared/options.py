@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ...core.operation import require
 from ...errors import UnsupportedArgumentError
 from . import checks, interop
 
@@ -98,7 +99,7 @@ def as_float(name: str, value: object, also: str = "") -> float:
     """
     number: Any = value
     if isinstance(value, torch.Tensor):
-        checks.fail_unless(
+        require(
             value.device.type == "cpu" and not value.requires_grad,
             f"{name} must be a number on the CPU without a gradient, got a tensor on {value.device}, "
             f"requires_grad={value.requires_grad}",
@@ -108,7 +109,7 @@ def as_float(name: str, value: object, also: str = "") -> float:
         return value  # torch.compile traces one that changes, but no question about its attributes
     elif getattr(value, "shape", None) == () and hasattr(value, "__dlpack_device__"):
         number = number.item() if number.__dlpack_device__()[0] == CPU_MEMORY else number
-    checks.fail_unless(
+    require(
         isinstance(number, Real) and not isinstance(number, bool),
         f"{name} must be a float{also}, got {type(value).__name__} {checks.shown(number)}",
     )
@@ -129,7 +130,7 @@ def call_with_views(
     Raises:
         UnsupportedProblemError: there is no such layout, or q, k or v has more or fewer than 4 dimensions.
     """
-    checks.fail_unless(
+    require(
         isinstance(layout, str) and layout in LAYOUTS,
         f"layout must be one of {LAYOUTS}, got {checks.shown(layout)}",
     )
