@@ -18,7 +18,7 @@ from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
 from ..core.operation import require
 from ..errors import UnsupportedProblemError
 from ..operations.attention.modified import Modifiers
-from .tensors import attention, check_tensor, of_any_dims
+from .tensors import check_tensor, of_any_dims
 
 __version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
 
@@ -70,9 +70,10 @@ def flash_attn_func(
     refuse_others(flash_attn_func, {"dropout_p": dropout_p}, ATTENTION)
     check_tensor("q", q)
     require(q.dim() == 4, f"q must have 4 dimensions, got {list(q.shape)}")
-    bent = _bent(q, window_size, softcap, alibi_slopes)
-    wanted: Any = {"deterministic": deterministic or None, "return_lse": return_attn_probs}
-    result = attention(q, k, v, softmax_scale, causal=causal, **wanted, **bent)
+    named = _bent(q, window_size, softcap, alibi_slopes)
+    named |= {"layout": "bshd", "causal": causal, "return_lse": return_attn_probs}
+    named["deterministic"] = deterministic or None
+    result = of_any_dims(api.flash_attn_func, 4, q, k, v, softmax_scale, **named)
     return (*result, q.new_empty(0)) if return_attn_probs else result
 
 
@@ -156,7 +157,7 @@ def flash_attn_with_kvcache(
             checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
             same = x.shape[0] == q.shape[0]
             require(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
-    bent = _bent(q, window_size, softcap, alibi_slopes)
+    named = _bent(q, window_size, softcap, alibi_slopes)
     if isinstance(cache_seqlens, int):
         new, size = 0 if k is None else k.shape[1], k_cache.shape[1]
         require(
@@ -177,10 +178,10 @@ def flash_attn_with_kvcache(
             )
         _append(k_cache, v_cache, k, v, cache_seqlens)
         cache_seqlens = cache_seqlens + k.shape[1]
-    bounds: Any = {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
-    wanted: Any = {"causal": causal, "return_lse": return_softmax_lse}
+    named |= {"layout": "bshd", "causal": causal, "return_lse": return_softmax_lse}
+    named |= {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
     with torch.no_grad():  # or it would be packed, which has a gradient and takes longer
-        results = attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds, **bent)
+        results = of_any_dims(api.flash_attn_func, 4, q, k_cache, v_cache, softmax_scale, **named)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k_cache, v_cache))):
         return results
     o, *others = results if return_softmax_lse else (results,)

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from ..api import flash_attn_func
 from ..api.shared import checks
 from ..api.shared.options import ATTENTION, refuse_others
 from ..core.operation import require
 from ..errors import UnsupportedProblemError
-from .tensors import attention, check_tensor
+from .tensors import check_tensor, of_any_dims
 
 
 def scaled_dot_product_attention(
@@ -78,7 +79,7 @@ def scaled_dot_product_attention(
         heads = q.shape[1:2] if enable_gqa else ()
         attn_mask = _of_all_pairs(attn_mask, (*outer, *heads, q.shape[2], k.shape[2]))
     mask: Any = {"attn_mask": attn_mask, "causal": is_causal, "causal_alignment": "top_left"}
-    o = attention(q, k, v, scale, "bhsd", **mask)
+    o = of_any_dims(flash_attn_func, 4, q, k, v, scale, **mask)
     result: torch.Tensor = o.unflatten(0, outer[: rank - 3])[(0,) * (rank - dims)]
     return result
 

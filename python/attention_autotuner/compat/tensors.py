@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from ..api import flash_attn_func
 from ..api.shared import checks
-from ..api.shared.options import TensorLayout
 from ..core.operation import require
 
 
@@ -25,30 +23,6 @@ def check_tensor(name: str, x: object) -> None:
 def readable(x: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its last dim is dense, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    softmax_scale: float | None,
-    layout: TensorLayout = "bshd",
-    **options: Any,
-) -> Any:
-    """``flash_attn_func`` of tensors of any strides and head dims; those that need it are copied or padded.
-
-    Args:
-        q: ``[batch, seqlen_q, heads_q, dim_qk]``, or as layout says, as are k and v.
-        k: see q.
-        v: see q.
-        softmax_scale: None is ``1 / sqrt(dim_qk)``.
-        layout: ``"bshd"`` or ``"bhsd"``.
-        options: others of ``flash_attn_func``.
-
-    Raises:
-        UnsupportedProblemError: as ``flash_attn_func`` does.
-    """
-    return of_any_dims(flash_attn_func, 4, q, k, v, softmax_scale, layout=layout, **options)
 
 
 def of_any_dims(

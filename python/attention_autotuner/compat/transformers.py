@@ -26,11 +26,10 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from ..api import flash_attn_varlen_func
+from ..api import flash_attn_func, flash_attn_varlen_func
 from ..core.operation import require
 from ..core.problem import NO_WINDOW
 from ..errors import UnsupportedProblemError
-from .tensors import attention as attention_of_any_dims
 from .tensors import of_any_dims
 
 if "q_length" not in inspect.signature(sdpa_mask).parameters:
@@ -147,7 +146,7 @@ def attention(
         named |= {"starts_k": attention_mask[0, 0, 0], "seqlens_k": attention_mask[0, 1, 0]}
     elif attention_mask is not None:
         named |= {"attn_mask": attention_mask, "causal": False, "window_size": NO_WINDOW}
-    o = attention_of_any_dims(query, key, value, scaling, "bhsd", **named)
+    o = of_any_dims(flash_attn_func, 4, query, key, value, scaling, **named)
     # The output lies in memory as the query does: for a transposed view this copies nothing.
     return o.transpose(1, 2).contiguous(), None
 
