@@ -61,9 +61,7 @@ def _through_dispatcher(
     options: Options,
     deterministic: bool,
 ) -> Gradients:
-    for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
-        if x is not None:
-            checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
+    checks.check_layouts({"the gradient of o": grad_o, "the gradient of lse": grad_lse})
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     gradients: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *options, deterministic)
     return gradients
@@ -152,7 +150,7 @@ def differentiable_attention(
     deterministic: bool,
 ) -> Any:
     """O, and LSE where it is wanted, of plain tensors whose plan has not been looked for."""
-    plan = attention_plan.plain_plan(q, k, v, options, True)
+    plan = attention_plan.forward_plan(q, k, v, options, True)
     return apply_attention(q, k, v, (plan, options, return_lse, deterministic))
 
 

@@ -232,8 +232,10 @@ def check_gradients(
 
 def make_problem(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, **named: Any
-) -> Problem:
-    """The attention that checked, non-empty tensors name; ``named`` are its other fields."""
+) -> Problem | None:
+    """The attention that checked tensors name, None of empty ones; ``named`` are its other fields."""
+    if checks.is_empty(q, k):
+        return None
     _, causal, top_left, _ = options
     return Problem(
         causal=causal,

@@ -17,7 +17,6 @@ from . import modified as attention_modified
 from . import plan as attention_plan
 from .autograd import apply_attention, differentiable_attention
 from .bounded import attention_by_packing
-from .modified import Asked
 from .torch_op import FORWARD_OP
 
 _MAX_SCALE = checks.MAX_SCALE
@@ -235,9 +234,8 @@ def flash_attn_func(
         if modified:
             if bias is not None:
                 values["bias_table"] = values.pop("bias")  # the modification's name
-            asked = Asked(window_size=window_size, softcap=softcap, tensors=values)
             return attention_modified.attention(
-                *(q, k, v, asked, bounds),
+                *(q, k, v, window_size, softcap, values, bounds),
                 options=arguments,
                 return_lse=return_lse,
                 deterministic=deterministic,

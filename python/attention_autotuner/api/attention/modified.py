@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -108,15 +107,6 @@ def modifiers_of(call: Call) -> Modifiers:
     return Modifiers(window_size=window, max_seqlens=longest, **named)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Score modifications as a caller asks for them, by the arguments of ``flash_attn_func``."""
-
-    window_size: Any
-    softcap: Any
-    tensors: Mapping[str, Any]
-
-
 def canonical_window(
     window: tuple[int, int], causal: bool, top_left: bool, seqlen_q: int, seqlen_k: int
 ) -> tuple[tuple[int, int], bool]:
@@ -208,8 +198,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     checks.check_tensors(q, call.k, call.v)
     attention_checks.check_bounds(q, seqlens_k=call.seqlens_k, starts_k=call.starts_k)
     check_modifiers(q, modifiers_of(call))
-    if call.softmax_scale is not None:
-        checks.check_scale(call.softmax_scale, attention_checks.SCALE)
+    checks.check_scale(call.softmax_scale, attention_checks.SCALE)
     return checks.empty_output(q, call.v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -292,9 +281,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     if grad_o is None and grad_lse is None:
         return of_arguments(Forward)
     *saved, slopes, mask, sinks, ends_q, ends_k, table, prefixes, ids = ctx.saved_tensors
-    for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
-        if x is not None:
-            checks.check_layout(name, x)
+    checks.check_layouts({"the gradient of o": grad_o, "the gradient of lse": grad_lse})
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     with settings_of(ctx):
         wanted = ctx.needs_input_grad[Forward._fields.index("bias_table")]
@@ -354,7 +341,9 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    asked: Asked,
+    window_size: Any,
+    softcap: Any,
+    tensors: Mapping[str, Any],
     bounds: Mapping[str, torch.Tensor],
     *,
     options: attention_checks.Options,
@@ -369,15 +358,15 @@ def attention(
     Raises:
         UnsupportedProblemError: an argument is outside what the kernels support.
     """
-    window = attention_checks.check_window(asked.window_size)
-    softcap = as_float("softcap", asked.softcap)
-    checks.check_places(q=q, k=k, v=v, **bounds, **asked.tensors)
-    refuse_tangents(q, k, v, *asked.tensors.values(), op="attention")
+    window = attention_checks.check_window(window_size)
+    softcap = as_float("softcap", softcap)
+    checks.check_places(q=q, k=k, v=v, **bounds, **tensors)
+    refuse_tangents(q, k, v, *tensors.values(), op="attention")
     for name, x in (("q", q), ("k", k)):
         checks.check_layout(name, x)
         checks.check_dims(name, x)
     scale, causal, top_left, device_type = options
-    values = dict(asked.tensors)
+    values = dict(tensors)
     attention_checks.check_spans(values, (q.shape[2], k.shape[2]), window, causal)
     window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
     if "attn_mask" in values:
@@ -387,7 +376,7 @@ def attention(
     if window == NO_WINDOW and not softcap and not values:
         o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
     else:
-        *tensors, table = map(values.get, _VALUES[1:])
+        *bent, table = map(values.get, _VALUES[1:])
         others = (*UNPACKED, table, *map(values.get, SPANNED))
-        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last, *others)
+        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *bent, *last, *others)
     return (o, lse) if return_lse else o

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,8 @@ Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks and of a bias ta
 Caller = Literal["eager", "graph"]  # the same tensors may look different to torch in each
 
 AnyPlan = launch.Plan | launch.ReferencePlan
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
@@ -65,16 +68,9 @@ def attention_forward(
     if seqlens_k is not None or starts_k is not None:
         bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
     values = {} if modifiers is None else modifiers.tensors
-    plan = _forward_plan(q, k, v, options, return_lse, bounds, modifiers, values)
+    plan = forward_plan(q, k, v, options, return_lse, bounds, modifiers, values)
     results = plan.run(q, k, v, *bounds.values(), *values.values())
     return results[0], results[1] if return_lse else None
-
-
-def plain_plan(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
-) -> AnyPlan:
-    """The forward plan of a call with nothing but tensors and options, as :func:`attention_forward` has these."""
-    return _forward_plan(q, k, v, options, return_lse, {}, None, {})
 
 
 def replayed_plan(
@@ -89,21 +85,25 @@ def replayed_plan(
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
     plan: AnyPlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
     if plan is None and FORWARD_REPLAYS.takes(q, k, v):
-        plan = plain_plan(q, k, v, options, return_lse)
+        plan = forward_plan(q, k, v, options, return_lse)
         FORWARD_REPLAYS.remember(asked, plan, q, k, v)
     return plan
 
 
-def _forward_plan(
+def forward_plan(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     options: Options,
     return_lse: bool,
-    bounds: Mapping[str, torch.Tensor | None],
-    modifiers: Modifiers | None,
-    values: Mapping[str, torch.Tensor],
+    bounds: Mapping[str, torch.Tensor | None] = NONE,
+    modifiers: Modifiers | None = None,
+    values: Mapping[str, torch.Tensor] = NONE,
 ) -> AnyPlan:
+    """The forward plan of a call; tensors, options and modifiers are as :func:`attention_forward` has them.
+
+    ``bounds`` are those of the keys, by name, and ``values`` the modifiers' tensors.
+    """
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, bounds.values()),
@@ -284,9 +284,7 @@ def _plan_of(
 ) -> AnyPlan:
     q, k, v = (inputs[name] for name in "qkv")
     softmax_scale, device_type = options[0], options[3]
-    scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
-    checks.check_scale(scale, attention_checks.SCALE)
-    problem = None
+    checks.check_scale(softmax_scale, attention_checks.SCALE)
     scalars: dict[str, Any] = {}
     if modifiers is not None:
         named |= {"modifications": modifiers.names, "window_size": modifiers.window_size}
@@ -297,12 +295,10 @@ def _plan_of(
             longest = [max(min(length, rows), 1) for length, rows in lengths]
             named |= {"batch": len(ends) - 1, "seqlen_q": longest[0], "seqlen_k": longest[1]}
             named |= {"packed_rows": (q.shape[2], k.shape[2])}
-    if not checks.is_empty(q, k):
-        problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(
-        problem,
+        attention_checks.make_problem(q, k, v, options, **named),
         device_type,
-        scale,
+        softmax_scale,
         inputs=inputs,
         outputs=outputs,
         reference=reference,

@@ -104,8 +104,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     q = call.q
     checks.check_tensors(q, call.k, call.v)
     attention_checks.check_bounds(q, seqlens_k=call.seqlens_k, starts_k=call.starts_k)
-    if call.softmax_scale is not None:
-        checks.check_scale(call.softmax_scale, attention_checks.SCALE)
+    checks.check_scale(call.softmax_scale, attention_checks.SCALE)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if call.return_lse else nothing(q)
     return checks.empty_output(q, call.v), lse
 
@@ -142,8 +141,7 @@ def _backward_fake(call: Backward) -> Gradients:
     q, k, v = call.q, call.k, call.v
     checks.check_tensors(q, k, v)
     attention_checks.check_gradients(call.grad_o, call.grad_lse, q, v, call.o, call.lse)
-    if call.softmax_scale is not None:
-        checks.check_scale(call.softmax_scale, attention_checks.SCALE)
+    checks.check_scale(call.softmax_scale, attention_checks.SCALE)
     dq, dk, dv = map(checks.empty_gradient, (q, k, v))
     return dq, dk, dv
 

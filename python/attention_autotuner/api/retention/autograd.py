@@ -57,9 +57,7 @@ def _through_dispatcher(call: Backward) -> tuple[Gradient, ...]:
         "the gradient of o": call.grad_o,
         "the gradient of the final state": call.grad_state,
     }
-    for name, x in gradients.items():
-        if x is not None:
-            checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
+    checks.check_layouts(gradients)
     refuse_tangents(*call[:6], call.initial_state, op="retention")
     return _of_arguments(call, *BACKWARD_OP(*call))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,9 +70,6 @@ class Backward(NamedTuple):
     need_gamma: bool
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: torch.SymInt | None = None
-
-
-C = TypeVar("C", Forward, Backward)
 
 
 def check_types(
@@ -242,14 +239,11 @@ def refuse_gradients(*tensors: torch.Tensor | None) -> None:
     Raises:
         UnsupportedProblemError: gradients are being recorded, and a tensor requires one.
     """
-    if not torch.is_grad_enabled():
-        return
-    for x in tensors:
-        if x is not None and x.requires_grad:
-            raise UnsupportedProblemError(
-                "inplace_state=True has no gradient, got a tensor with requires_grad=True: call it under "
-                "torch.no_grad()"
-            )
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    require(
+        not recorded,
+        "inplace_state=True has no gradient, got a tensor with requires_grad=True: call it under torch.no_grad()",
+    )
 
 
 def state_shape(call: Forward | Backward) -> tuple[int, int, int, int]:
@@ -278,8 +272,10 @@ def check_gradients(call: Backward) -> None:
         check_state("the gradient of the final state", call.grad_state, call)
 
 
-def make_problem(call: Forward | Backward, **of_direction: Any) -> Problem:
-    """The problem of a checked call that is not empty; all kernels of its gradients give equal bits each time."""
+def make_problem(call: Forward | Backward, **of_direction: Any) -> Problem | None:
+    """The problem of a checked call, None of an empty one; all kernels of its gradients give equal bits each time."""
+    if checks.is_empty(call.q, call.k):
+        return None
     sizes = checks.sizes(call.q, call.k, call.v)
     if call.cu_seqlens is not None:
         rows, longest = call.q.shape[2], longest_of(call)

@@ -9,7 +9,7 @@ import torch
 
 from ... import settings
 from ...serving import dispatch
-from ..shared import checks, gammas, launch, planning
+from ..shared import checks, launch, planning
 from ..shared.torch_library import REFERENCES
 from . import checks as retention_checks
 from .checks import Backward, Forward
@@ -63,10 +63,6 @@ def retention_forward(
         if call.return_state and not in_place:
             shape = retention_checks.state_shape(call)
             outputs.append(launch.contiguous("final_state", shape, torch.float32, "initial_state"))
-        problem, keep = None, None
-        if not checks.is_empty(q, k):
-            problem = retention_checks.make_problem(call, form=call.form)
-            keep = _decays_to_keep(call)
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
             arguments = (*read[:4], gamma, read[4], *others)
@@ -78,14 +74,14 @@ def retention_forward(
             return results
 
         plan = planning.plan_of(
-            problem,
+            retention_checks.make_problem(call, form=call.form),
             call.device_type,
-            _scale(call),
+            call.scale,
             inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=False)),
             outputs=outputs,
             reference=by_reference,
             copies=[] if in_place else _states_to_copy(initial_state=initial_state),
-            keep=keep,
+            gamma=gamma,
         )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(*tensors)
@@ -129,10 +125,6 @@ def retention_backward(call: Backward) -> Gradients:
             )
         if call.need_gamma:
             outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
-        problem, keep = None, None
-        if not checks.is_empty(q, k):
-            problem = retention_checks.make_problem(call, direction="backward")
-            keep = _decays_to_keep(call)
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
             *qkv_log2, state, grad_o, grad_state = read[:7]
@@ -147,14 +139,14 @@ def retention_backward(call: Backward) -> Gradients:
             ]
 
         plan = planning.plan_of(
-            problem,
+            retention_checks.make_problem(call, direction="backward"),
             call.device_type,
-            _scale(call),
+            call.scale,
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=False)),
             outputs=outputs,
             reference=by_reference,
             copies=[*states, *launch.unreadable(dout=grad_o)],
-            keep=keep,
+            gamma=gamma,
         )
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(*tensors)
@@ -177,14 +169,3 @@ def _states_to_copy(**states: torch.Tensor | None) -> list[str]:
         for name, x in states.items()
         if x is not None and not retention_checks.is_readable_state(x)
     ]
-
-
-def _decays_to_keep(call: Forward | Backward) -> torch.Tensor | None:
-    """The logarithms of decays that are no tensor of the caller's."""
-    if call.log2_gamma is not None:
-        return None
-    return gammas.on_device(call.gamma, call.q.shape[1], call.q.device)
-
-
-def _scale(call: Forward | Backward) -> float:
-    return float(call.q.shape[3] ** -0.5) if call.scale is None else call.scale

@@ -20,7 +20,7 @@ from ..shared import checks, gammas
 from ..shared.torch_library import LIBRARY, define, nothing
 from . import checks as retention_checks
 from . import plan as retention_plan
-from .checks import Backward, C, Forward, InPlace
+from .checks import Backward, Forward, InPlace
 
 REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "auto": reference.retention_chunkwise,
@@ -33,11 +33,6 @@ REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _hashable(call: C) -> C:
-    """A call whose decays are no list, as the dispatcher has them."""
-    return call if call.gamma is None else call._replace(gamma=tuple(call.gamma))
-
-
 def reference_of(form: Form, cu_seqlens: torch.Tensor | None) -> Callable[..., Any]:
     """The reference of a form, of packed sequences where there are any."""
     if cu_seqlens is None:
@@ -46,7 +41,7 @@ def reference_of(form: Form, cu_seqlens: torch.Tensor | None) -> Callable[..., A
 
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    o, state = retention_plan.retention_forward(_hashable(call))
+    o, state = retention_plan.retention_forward(gammas.hashable(call))
     return o, nothing(call.q) if state is None else state
 
 
@@ -76,7 +71,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_place_cuda(call: InPlace) -> torch.Tensor:
-    forward = _hashable(call.forward)
+    forward = gammas.hashable(call.forward)
     return retention_plan.retention_forward(forward, in_place=True)[0]
 
 
@@ -100,7 +95,7 @@ def _in_place_counted(keyset: Any, *arguments: Any) -> Any:
 
 
 def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
-    gradients = retention_plan.retention_backward(_hashable(call))
+    gradients = retention_plan.retention_backward(gammas.hashable(call))
     return tuple(nothing(call.q) if x is None else x for x in gradients)
 
 

@@ -184,9 +184,11 @@ def check_gradients(call: Backward) -> None:
     checks.check_results({"r": r}, call.q)
 
 
-def make_problem(call: Call, **backward: Any) -> Problem:
-    """The problem that checked, non-empty tensors name; ``backward`` has what its backward says beside."""
+def make_problem(call: Call, **backward: Any) -> Problem | None:
+    """The problem of a checked call, None of an empty one; ``backward`` has what its backward says beside."""
     q, k, v, mask = call.q, call.k, call.v, call.mask
+    if checks.is_empty(q, k):
+        return None
     read = (q, k, v) if mask is None else (q, k, v, mask)
     return Problem(
         op="retnet",

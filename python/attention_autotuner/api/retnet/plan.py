@@ -8,7 +8,7 @@ import torch
 
 from ... import settings
 from ...serving import dispatch
-from ..shared import checks, gammas, launch, planning
+from ..shared import checks, launch, planning
 from ..shared.torch_library import REFERENCES
 from . import checks as retnet_checks
 from .checks import Backward, Call, Forward
@@ -44,18 +44,14 @@ def retnet_forward(call: Forward) -> tuple[torch.Tensor, torch.Tensor | None]:
         outputs = [launch.output(q, v)]
         if call.return_r:
             outputs.append(launch.contiguous("r", q.shape[:3], torch.float32, 1.0))
-        problem, keep = None, None
-        if not checks.is_empty(q, k):
-            problem = retnet_checks.make_problem(call)
-            keep = _decays_to_keep(call)
         plan = planning.plan_of(
-            problem,
+            retnet_checks.make_problem(call),
             call.device_type,
             call.scale,
             inputs=dict(zip(_INPUTS, tensors, strict=True)),
             outputs=outputs,
             reference=lambda *tensors: REFERENCES["retnet_forward"](*tensors, *call[5:-1], False),
-            keep=keep,
+            gamma=call.gamma,
             normalize=int(call.normalize),
             r_clamp_max=_largest_r(call),
         )
@@ -93,13 +89,9 @@ def retnet_backward(call: Backward) -> Gradients:
         outputs = launch.gradients(dq=q, dk=k, dv=v)
         if call.need_dmask and mask is not None:
             outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
-        problem, keep = None, None
-        if not checks.is_empty(q, k):
-            backward = {"direction": "backward", "deterministic": call.deterministic}
-            problem = retnet_checks.make_problem(call, **backward)
-            keep = _decays_to_keep(call)
+        backward = {"direction": "backward", "deterministic": call.deterministic}
         plan = planning.plan_of(
-            problem,
+            retnet_checks.make_problem(call, **backward),
             call.device_type,
             call.scale,
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
@@ -108,20 +100,13 @@ def retnet_backward(call: Backward) -> Gradients:
                 grad_o, q, k, v, mask, log2_gamma, gamma, o, r, *others
             ),
             copies=launch.unreadable(dout=grad_o, o=o, r=r),
-            keep=keep,
+            gamma=call.gamma,
             r_grad=int(call.r_grad),
             r_clamp_max=_largest_r(call),
         )
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(*tensors)
     return dq, dk, dv, rest[0] if call.need_dmask and mask is not None else None
-
-
-def _decays_to_keep(call: Call) -> torch.Tensor | None:
-    """The logarithms of decays that are no tensor of the caller's."""
-    if call.mask is not None or call.log2_gamma is not None:
-        return None
-    return gammas.on_device(call.gamma, call.q.shape[1], call.q.device)
 
 
 def _largest_r(call: Call) -> float:

@@ -5,7 +5,7 @@ A call has a mask, or logarithms of decays, or decays as numbers, or, with none 
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,11 +18,9 @@ from . import checks as retnet_checks
 from . import plan as retnet_plan
 from .checks import Backward, Call, Forward, Rules, rules_of
 
-C = TypeVar("C", Forward, Backward)
-
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    o, r = retnet_plan.retnet_forward(_hashable(call))
+    o, r = retnet_plan.retnet_forward(gammas.hashable(call))
     return o, nothing(call.q) if r is None else r
 
 
@@ -48,7 +46,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
-    *gradients, dmask = retnet_plan.retnet_backward(_hashable(call))
+    *gradients, dmask = retnet_plan.retnet_backward(gammas.hashable(call))
     return (*gradients, nothing(call.q, call.q.dtype) if dmask is None else dmask)
 
 
@@ -76,11 +74,6 @@ def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
     if call.need_dmask and mask is not None:
         dmask = mask.new_empty(mask.shape)
     return (*map(checks.empty_gradient, (q, call.k, call.v)), dmask)
-
-
-def _hashable(call: C) -> C:
-    """A call whose decays are no list, as the dispatcher has them."""
-    return call if call.gamma is None else call._replace(gamma=tuple(call.gamma))
 
 
 def _mask(call: Call) -> torch.Tensor:

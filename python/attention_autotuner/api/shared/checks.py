@@ -37,14 +37,14 @@ def to_float(number: Any) -> float:
         return math.inf if number > 0 else -math.inf
 
 
-def check_scale(scale: float, name: str) -> None:
-    """Check that a scale is a finite fp32 number.
+def check_scale(scale: float | None, name: str) -> None:
+    """Check that a scale is a finite fp32 number; None is passed over.
 
     Raises:
         UnsupportedProblemError: it is not.
     """
     # NaN is in no range. A plain `if`, as torch.compile cannot put a symbolic float into a message.
-    if not -MAX_SCALE <= scale <= MAX_SCALE:
+    if scale is not None and not -MAX_SCALE <= scale <= MAX_SCALE:
         raise UnsupportedProblemError(f"{name} must be finite in fp32, got {scale}")
 
 
@@ -90,6 +90,17 @@ def check_layout(name: str, x: torch.Tensor) -> None:
         f"{name} must be a dense strided tensor, got "
         + ("nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)),
     )
+
+
+def check_layouts(named: Mapping[str, torch.Tensor | None]) -> None:
+    """Check that tensors by their names have layouts that the dispatcher has a kernel for; None is passed over.
+
+    Raises:
+        UnsupportedProblemError: one is sparse, nested or of another layout.
+    """
+    for name, x in named.items():
+        if x is not None:
+            check_layout(name, x)
 
 
 def check_dims(name: str, x: torch.Tensor, dims: str = "[batch, heads, seqlen, dim]") -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from . import checks, interop, plain
 Floats = tuple[float, ...]
 Read = tuple["torch.Tensor | None", "Floats | None"]
 """The logarithms as a tensor, or the decays as numbers; neither for the usual ones."""
+C = TypeVar("C", bound=Any)
 
 MAX_KEPT = 1024
 """Groups of decays kept on devices; beyond that the oldest are dropped."""
@@ -40,6 +41,14 @@ class Decay:
 
     def __repr__(self) -> str:
         return f"Decay({self.gamma!r})"
+
+
+def hashable(call: C) -> C:
+    """A call of an op whose decays are no list, as the dispatcher has them; a ``NamedTuple`` with a field ``gamma``."""
+    if call.gamma is None:
+        return call
+    replaced: C = call._replace(gamma=tuple(call.gamma))
+    return replaced
 
 
 def read(gamma: Any, q: torch.Tensor) -> Read:

@@ -11,14 +11,12 @@ import torch
 from ... import settings
 from ...core.memo import Table
 from ...core.problem import Direction, Op
+from ...operations.params import SOMEWHERE
 from ...serving.loader import LoadedKernel
 from . import checks
 
 MAX_PLANS = 4096
 """Kinds of call remembered per operation; the oldest are forgotten first."""
-
-SOMEWHERE = 256
-"""Stands for an address that is not known yet."""
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 

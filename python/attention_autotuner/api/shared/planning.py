@@ -18,7 +18,7 @@ from ...core.problem import Problem
 from ...operations.params import abi_tensor, params_of
 from ...serving import dispatch, pinning
 from ...serving.loader import LoadedKernel
-from . import launch
+from . import gammas, launch
 from .launch import Layout, Plan, ReferencePlan, contiguous
 from .plain import notice
 
@@ -81,13 +81,13 @@ def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
 
 
 def strided_params(
-    problem: Problem, scale: float, tensors: Iterable[Strided], **scalars: float
+    problem: Problem, scale: float | None, tensors: Iterable[Strided], **scalars: float
 ) -> ctypes.Structure:
     """A problem's params, complete but for the pointers.
 
     Args:
         problem: gives the sizes.
-        scale: the factor of Q K^T.
+        scale: the factor of Q K^T; the operation's default when None.
         tensors: those that the params name; of bare pointers there is nothing to fill in yet.
         scalars: other fields, by name.
     """
@@ -104,13 +104,13 @@ def strided_params(
 def plan_of(
     problem: Problem | None,
     device_type: str,
-    scale: float,
+    scale: float | None,
     *,
     inputs: Mapping[str, torch.Tensor | None],
     outputs: Sequence[Layout],
     reference: Callable[..., Sequence[torch.Tensor]],
     copies: Sequence[str] = (),
-    keep: torch.Tensor | None = None,
+    gamma: gammas.Floats | None = None,
     **scalars: float,
 ) -> Plan | ReferencePlan:
     """The plan of a call by the kernel that dispatch chooses, or by the reference where there is none to be had.
@@ -124,22 +124,24 @@ def plan_of(
         reference: gives the outputs from the inputs; it serves where no kernel does, unless the settings forbid it or
             the call names its candidate.
         copies: see inputs.
-        keep: the logarithms of decays that are no tensor of the caller's.
+        gamma: decays that are numbers, where the problem has decays and the inputs do not; None for the usual ones.
         scalars: see scale.
 
     Raises:
-        NotWarmError: a graph is being captured and the kernel is not ready.
+        NotWarmError: a graph is being captured and the kernel, or the decays, are not ready.
     """
-    in_force, kernel, params = settings.current(), None, None
+    in_force, kernel, params, keep = settings.current(), None, None, None
+    first = next(iter(inputs.values()))
+    assert first is not None
+    if problem is not None and problem.score == "decayed" and inputs["log2_gamma"] is None:
+        keep = gammas.on_device(gamma, problem.heads_q, first.device)
     recorded = _RECORDED.get(id(in_force))
     if recorded is not None and problem is not None:
-        first = next(iter(inputs.values()))
-        assert first is not None
         recorded.append(Asked(problem, device_type, first.get_device()))
     elif problem is not None:
         present = {name: x for name, x in inputs.items() if x is not None}
         try:
-            kernel = kernel_of(problem, device_type, next(iter(present.values())).get_device())
+            kernel = kernel_of(problem, device_type, first.get_device())
         except NOTHING_SERVES as error:
             if in_force.strict_kernels or pinning.split(device_type)[1]:
                 raise
