@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,22 @@ def require(condition: bool, message: str) -> None:
     """Raise :class:`~..errors.UnsupportedProblemError` with a message unless a condition holds."""
     if not condition:
         raise UnsupportedProblemError(message)
+
+
+def require_spans(names: Container[str], seqlens: tuple[int, int], causal: bool) -> None:
+    """Check that documents and prefixes, where they are among the names of modifications, suit lengths and mask.
+
+    Raises:
+        UnsupportedProblemError: queries are more or fewer than keys, or a prefix has no causal mask to widen.
+    """
+    require(
+        DOCUMENT_IDS not in names or seqlens[0] == seqlens[1],
+        f"document_ids need as many queries as keys, got {seqlens[0]} and {seqlens[1]}",
+    )
+    require(
+        PREFIX_LENS not in names or causal,
+        "prefix_lens is for causal attention, got causal=False",
+    )
 
 
 def visible_pairs(problem: Problem) -> int:
@@ -107,15 +123,8 @@ class Semantics:
             problem.operands == "nn" or self.takes_operands,
             f"operands is for gemm, got {problem.operands!r} for {self.op}",
         )
-        names, lengths = problem.modifications, (problem.seqlen_q, problem.seqlen_k)
-        require(
-            DOCUMENT_IDS not in names or lengths[0] == lengths[1],
-            f"document_ids need as many queries as keys, got {lengths[0]} and {lengths[1]}",
-        )
-        require(
-            PREFIX_LENS not in names or problem.causal,
-            "prefix_lens is for causal attention, got causal=False",
-        )
+        names = problem.modifications
+        require_spans(names, (problem.seqlen_q, problem.seqlen_k), problem.causal)
         require(
             not (problem.spanned and "bias_table" in names),
             f"document_ids and prefix_lens take no bias_table, got modifications={problem.modifications}",

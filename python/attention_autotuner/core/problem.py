@@ -56,10 +56,19 @@ def operations() -> tuple[str, ...]:
     return tuple(_semantics())
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """True for an int and for torch's SymInt, a length under torch.compile; this module does not import torch."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole or type(value).__name__ == "SymInt"
+
+
+def is_pair(value: object, least: int) -> bool:
+    """True for two integers from ``least`` to :data:`MAX_EXTENT`."""
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(is_integer(x) and least <= x <= MAX_EXTENT for x in value)
+    )
 
 
 def score_of(op: Op, mask: Mask) -> Score:
@@ -153,7 +162,7 @@ class Problem:
         self._require_one("dtype", DTYPES)
         for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes", "documents"):
             value = getattr(self, name)
-            require(_is_integer(value), f"{name} must be an integer, got {value!r}")
+            require(is_integer(value), f"{name} must be an integer, got {value!r}")
         for name in ("causal", "deterministic", "key_bounds"):
             value = getattr(self, name)
             require(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
@@ -187,18 +196,13 @@ class Problem:
         object.__setattr__(self, "modifications", in_order(self.modifications, VALUED))
         window: Any = self.window_size
         require(
-            isinstance(window, (tuple, list))
-            and len(window) == 2
-            and all(_is_integer(x) and -1 <= x <= MAX_EXTENT for x in window),
+            is_pair(window, -1),
             f"window_size must be two integers from -1 to 2**30, got {window!r}",
         )
         object.__setattr__(self, "window_size", tuple(window))  # records have lists
         rows: Any = self.packed_rows
         require(
-            isinstance(rows, (tuple, list))
-            and len(rows) == 2
-            and all(_is_integer(x) and 0 <= x <= MAX_EXTENT for x in rows)
-            and (rows[0] > 0) == (rows[1] > 0),
+            is_pair(rows, 0) and (rows[0] > 0) == (rows[1] > 0),
             f"packed_rows must be two integers from 1 to 2**30, or (0, 0), got {rows!r}",
         )
         object.__setattr__(self, "packed_rows", tuple(rows))

@@ -11,8 +11,8 @@ from typing import Any, cast
 import torch
 
 from ...core.modifications import DOCUMENT_IDS, MAX_BIAS_DISTANCE, PREFIX_LENS
-from ...core.operation import require
-from ...core.problem import CAUSAL_ALIGNMENTS, MAX_EXTENT, Problem
+from ...core.operation import require, require_spans
+from ...core.problem import CAUSAL_ALIGNMENTS, Problem, is_pair
 from ...errors import UnsupportedProblemError
 from ...operations.attention.modified import MASK_DTYPES
 from ..shared import checks
@@ -64,13 +64,7 @@ def check_window(window: object) -> tuple[int, int]:
     Raises:
         UnsupportedProblemError: it is anything else, or one is less than -1 or more than 2**30.
     """
-    fine = (
-        isinstance(window, (tuple, list))
-        and len(window) == 2
-        and all(isinstance(x, int) and not isinstance(x, bool) for x in window)
-        and all(-1 <= x <= MAX_EXTENT for x in window)
-    )
-    if not fine:
+    if not is_pair(window, -1):
         # The text only here: torch.compile traces no repr of a window that it takes for a variable.
         shown = checks.shown(window)
         raise UnsupportedProblemError(
@@ -111,16 +105,11 @@ def check_spans(
             not (name in values and "bias_table" in values),
             f"{name} takes no bias, got both",
         )
+    require_spans(values, seqlens, causal)
     require(
-        DOCUMENT_IDS not in values or seqlens[0] == seqlens[1],
-        f"document_ids need as many queries as keys, got {seqlens[0]} and {seqlens[1]}",
+        PREFIX_LENS not in values or window[1] == -1,
+        f"prefix_lens needs a window without a right bound, got window_size={window}",
     )
-    if PREFIX_LENS in values:
-        require(causal, "prefix_lens is for causal attention, got causal=False")
-        require(
-            window[1] == -1,
-            f"prefix_lens needs a window without a right bound, got window_size={window}",
-        )
 
 
 def check_order(document_ids: torch.Tensor) -> None:

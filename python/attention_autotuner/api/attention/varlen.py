@@ -9,7 +9,7 @@ import torch
 
 from ...arch import Policy
 from ...core.operation import require
-from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment
+from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment, is_integer
 from ...serving.pinning import Config
 from ..shared import checks, interop, options, plain
 from ..shared.options import Off
@@ -117,9 +117,7 @@ def flash_attn_varlen_func(
     )
     for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         require(
-            not isinstance(length, bool)
-            and isinstance(length, (int, torch.SymInt))  # type: ignore[redundant-expr]  # untyped
-            and 0 <= length <= MAX_EXTENT,
+            is_integer(length) and 0 <= length <= MAX_EXTENT,
             f"{name} must be an integer from 0 to 2**30, got {checks.shown(length)}",
         )
     left, right = attention_checks.check_window(window_size)

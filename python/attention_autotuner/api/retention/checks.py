@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.operation import require
-from ...core.problem import FORMS, MAX_EXTENT, Form, Problem, bucket_seqlen
+from ...core.problem import FORMS, MAX_EXTENT, Form, Problem, bucket_seqlen, is_integer
 from ...errors import UnsupportedProblemError
 from ...operations.retention.problem import PACKED_FORMS
 from ..shared import checks, gammas, options
@@ -101,17 +101,13 @@ def check_scale(scale: float | None) -> None:
         raise UnsupportedProblemError(f"scale must be positive and finite in fp32, got {scale}")
 
 
-def check_longest(longest: object) -> None:
+def check_longest(longest: int | torch.SymInt | None) -> None:
     """Check a greatest length of sequences.
 
     Raises:
         UnsupportedProblemError: it is neither None nor an integer from 0 to 2**30.
     """
-    fine = longest is None or (
-        isinstance(longest, (int, torch.SymInt))
-        and not isinstance(longest, bool)
-        and 0 <= longest <= MAX_EXTENT
-    )
+    fine = longest is None or (is_integer(longest) and 0 <= longest <= MAX_EXTENT)
     # The text only here, as torch.compile cannot put a symbolic length into one.
     if not fine:
         raise UnsupportedProblemError(
