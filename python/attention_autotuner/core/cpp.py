@@ -114,11 +114,7 @@ def _member(name: str, value: object) -> CppMember:
         return CppMember(name=cpp_name(name), members=cpp_members(value))
     if isinstance(value, str):
         return CppMember(name=cpp_name(name), type="auto", value=cpp_enumerator(value, name))
-    kind = "bool" if isinstance(value, bool) else "int"
-    return CppMember(name=cpp_name(name), type=kind, value=cpp_literal(_constant(name, value)))
-
-
-def _constant(name: str, value: object) -> bool | int:
     if not isinstance(value, int):
         raise TypeError(f"no C++ constant for {name}, a {type(value).__name__}: {value!r}")
-    return value
+    kind = "bool" if isinstance(value, bool) else "int"
+    return CppMember(name=cpp_name(name), type=kind, value=cpp_literal(value))

@@ -67,9 +67,8 @@ def attention_forward(
     bounds = {}
     if seqlens_k is not None or starts_k is not None:
         bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
-    values = {} if modifiers is None else modifiers.tensors
-    plan = forward_plan(q, k, v, options, return_lse, bounds, modifiers, values)
-    results = plan.run(q, k, v, *bounds.values(), *values.values())
+    plan = forward_plan(q, k, v, options, return_lse, bounds, modifiers)
+    results = plan.run(q, k, v, *bounds.values(), *_values_of(modifiers).values())
     return results[0], results[1] if return_lse else None
 
 
@@ -98,12 +97,8 @@ def forward_plan(
     return_lse: bool,
     bounds: Mapping[str, torch.Tensor | None] = NONE,
     modifiers: Modifiers | None = None,
-    values: Mapping[str, torch.Tensor] = NONE,
 ) -> AnyPlan:
-    """The forward plan of a call; tensors, options and modifiers are as :func:`attention_forward` has them.
-
-    ``bounds`` are those of the keys, by name, and ``values`` the modifiers' tensors.
-    """
+    """The forward plan of a call, as :func:`attention_forward` has it, with the bounds by name."""
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, bounds.values()),
@@ -121,7 +116,7 @@ def forward_plan(
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        inputs = {"q": q, "k": k, "v": v, **bounds, **values}
+        inputs = {"q": q, "k": k, "v": v, **bounds, **_values_of(modifiers)}
 
         def by_reference(*tensors: torch.Tensor | None) -> Sequence[torch.Tensor]:
             named = dict(zip(inputs, tensors, strict=True))
@@ -180,10 +175,10 @@ def attention_backward(
     if grad_o is None:
         checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
-    values = {} if modifiers is None else modifiers.tensors
     tensors = (grad_o, grad_lse, q, k, v, o, lse)
-    plan = _backward_plan(tensors, options, deterministic, modifiers, values, bias_gradient)
-    return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values.values()))
+    plan = _backward_plan(tensors, options, deterministic, modifiers, bias_gradient)
+    values = _values_of(modifiers).values()
+    return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values))
 
 
 def plain_backward(
@@ -213,7 +208,7 @@ def replayed_backward(
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
         every = (grad_o, None, q, k, v, o, lse)
-        plan = _backward_plan(every, options, deterministic, None, {}, False)
+        plan = _backward_plan(every, options, deterministic)
         BACKWARD_REPLAYS.remember(asked, plan, *tensors)
     return tuple(plan.run(q, k, v, o, grad_o, lse, None))
 
@@ -222,9 +217,8 @@ def _backward_plan(
     tensors: Sequence[Any],
     options: Options,
     deterministic: bool,
-    modifiers: Modifiers | None,
-    values: Mapping[str, torch.Tensor],
-    bias_gradient: bool,
+    modifiers: Modifiers | None = None,
+    bias_gradient: bool = False,
 ) -> AnyPlan:
     grad_o, grad_lse, q, k, v, o, lse = tensors
     key = (
@@ -244,6 +238,7 @@ def _backward_plan(
     if plan is None:
         checks.check_tensors(q, k, v)
         attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
+        values = _values_of(modifiers)
         others = {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse}
         inputs = {"q": q, "k": k, "v": v, **others, **values}
         outputs, copies = launch.gradients(dq=q, dk=k, dv=v), launch.unreadable(**others)
@@ -305,6 +300,11 @@ def _plan_of(
         copies=copies,
         **scalars,
     )
+
+
+def _values_of(modifiers: Modifiers | None) -> Mapping[str, torch.Tensor]:
+    """The tensors of score modifications, by name."""
+    return NONE if modifiers is None else modifiers.tensors
 
 
 def _arguments_of(

@@ -96,7 +96,9 @@ class Launch:
         try:
             return self._spare.pop()
         except IndexError:
-            return self._new_params()
+            params = self._kind.from_buffer_copy(self._template)
+            address = ctypes.c_void_p(ctypes.addressof(params))
+            return address, memoryview(params).cast("B").cast("Q"), params
 
     def enqueue(self, held: Params) -> None:
         """Launch on torch's current stream of the device, which must be current.
@@ -121,11 +123,6 @@ class Launch:
         if status:
             self._kernel.raise_for_status(status, f"launch it on cuda:{self._index}")
         self._spare.append(held)  # the launch has copied the params
-
-    def _new_params(self) -> Params:
-        params = self._kind.from_buffer_copy(self._template)
-        address = ctypes.c_void_p(ctypes.addressof(params))
-        return address, memoryview(params).cast("B").cast("Q"), params
 
 
 # Tensors of plans that CUDA graphs read: graphs may outlive the plans, so these are never let go.
