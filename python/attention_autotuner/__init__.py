@@ -48,10 +48,8 @@ __all__ = [
     "warmup",
 ]
 
-_MODULES = (
-    "errors",
-    "settings",
-)  # the others are names in a module: of the calls, or of the searches
+# The others are names in a module: of the calls, or of the searches.
+_MODULES = ("errors", "settings")
 _PLACES = {
     "listening": "tuning.progress",
     "mode": "settings",

@@ -124,9 +124,8 @@ class Candidate:
     modifications: tuple[str, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "modifications", in_order(self.modifications)
-        )  # records have lists
+        # Records have lists.
+        object.__setattr__(self, "modifications", in_order(self.modifications))
         lacking = sorted(set(self.modifications) - self.knobs.modifications)
         if lacking:
             raise TypeError(f"{self.knobs.kernel} does not have the score modifications {lacking}")

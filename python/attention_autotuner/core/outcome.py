@@ -96,9 +96,8 @@ class Ok(Outcome):
     def to_json(self) -> dict[str, Any]:
         """See :meth:`Outcome.to_json`."""
         said = super().to_json()
-        if (
-            self.proof is not None
-        ):  # equal to what is read back, so that a record is not written again for nothing
+        if self.proof is not None:
+            # Equal to what is read back, so that a record is not written again for nothing.
             said["proof"] = asdict(self.proof) | {"checks": list(self.proof.checks)}
         return said
 

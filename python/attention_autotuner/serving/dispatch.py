@@ -196,9 +196,8 @@ class _Decisions:
         self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
     ) -> LoadedKernel:
         """The pick's kernel, or, if it cannot be had, a bundle's or the default's."""
-        if (
-            self.settings.mode_of(problem.direction) == "frozen"
-        ):  # what is at hand, or fails today, decides nothing
+        # Frozen, what is at hand, or fails today, decides nothing.
+        if self.settings.mode_of(problem.direction) == "frozen":
             return self._ready(pick.candidate, policy, device, must_be_warm)
         stand_in = self._stand_in(problem, policy, device, pick)
         if stand_in is not None:
