@@ -12,13 +12,14 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...operations.retention.packed import retention_packed
 from ..shared import checks, gammas
 from ..shared.plain import Gradient, applier, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
 from .checks import Backward, Forward
-from .torch_op import BACKWARD_OP, FORWARD_OP, reference_of
+from .torch_op import BACKWARD_OP, FORWARD_OP, REFERENCE
 
 _LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index("initial_state")
 
@@ -94,9 +95,8 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
         ) -> tuple[torch.Tensor, torch.Tensor]:
             """The operation in fp32."""
             decays = gammas.of_reference(log2, ctx.gamma)
-            retention = reference_of("chunkwise", cu_seqlens)
-            o, final = retention(q, k, v, decays, scale=ctx.scale, initial_state=state)
-            return o, final
+            named = {"scale": ctx.scale, "initial_state": state, "cu_seqlens": cu_seqlens}
+            return retention_packed(REFERENCE["chunkwise"], q, k, v, decays, **named)
 
         by_inputs, by_gradients = differentiate_again(
             function,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ import torch
 from ...core.problem import Form
 from ...operations.retention import reference
 from ...operations.retention.packed import retention_packed, retention_packed_backward
-from ...operations.retention.reference_backward import retention_backward
 from ..shared import checks, gammas
 from ..shared.torch_library import LIBRARY, define, nothing
 from . import checks as retention_checks
@@ -30,15 +28,6 @@ REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
 }
 """Form -> the reference that serves it on the CPU."""
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def reference_of(form: Form, cu_seqlens: torch.Tensor | None) -> Callable[..., Any]:
-    """The reference of a form, of packed sequences where there are any."""
-    if cu_seqlens is None:
-        return REFERENCE[form]
-    return partial(retention_packed, REFERENCE[form], cu_seqlens=cu_seqlens)
-
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, state = retention_plan.retention_forward(gammas.hashable(call))
@@ -49,11 +38,13 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, state = _forward_fake(call)
     checks.notice_exchanged(call.q, call.k)
     if call.q.shape[1] > 0:
-        reference_o, final = reference_of(call.form, call.cu_seqlens)(
+        reference_o, final = retention_packed(
+            REFERENCE[call.form],
             *call[:3],
             gammas.of_reference(call.log2_gamma, call.gamma),
             scale=call.scale,
             initial_state=call.initial_state,
+            cu_seqlens=call.cu_seqlens,
         )
         o.copy_(reference_o)
         if call.return_state:
@@ -108,10 +99,7 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
     decays = gammas.of_reference(call.log2_gamma, call.gamma)
     if decays is None:
         decays = reference.default_log2_gamma(heads).exp2()
-    backward: Callable[..., Any] = retention_backward
-    if call.cu_seqlens is not None:
-        backward = partial(retention_packed_backward, cu_seqlens=call.cu_seqlens)
-    *gradients, dinitial, dgamma = backward(
+    *gradients, dinitial, dgamma = retention_packed_backward(
         call.grad_o,
         call.grad_state,
         q,
@@ -121,6 +109,7 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
         scale=call.scale,
         initial_state=call.initial_state,
         need_dgamma=call.need_gamma,
+        cu_seqlens=call.cu_seqlens,
     )
     for result, gradient in zip((dq, dk, dv), gradients, strict=True):
         result.copy_(gradient)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 
@@ -19,7 +17,6 @@ from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
 from .packed import retention_packed, retention_packed_backward, rows_of
 from .reference import retention_chunkwise, retention_low
-from .reference_backward import retention_backward
 
 
 def _state_shape(problem: Problem) -> tuple[int, ...]:
@@ -78,10 +75,10 @@ class RetentionForward(_Way):
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`."""
-        read = (inputs.q, inputs.k, inputs.v, gammas_of(inputs.tensors["log2_gamma"]))
-        state, options = inputs.tensors.get("initial_state"), _packing(inputs)
+        q, k, v, gamma = inputs.q, inputs.k, inputs.v, gammas_of(inputs.tensors["log2_gamma"])
+        named = {name: inputs.tensors.get(name) for name in ("initial_state", "cu_seqlens")}
         (o_ref, final_ref), (o_low, final_low) = (
-            _of_sequences(reference, **options)(*read, initial_state=state)
+            retention_packed(reference, q, k, v, gamma, **named)
             for reference in (retention_chunkwise, retention_low)
         )
         yield "o", o_ref, o_low
@@ -124,19 +121,20 @@ class RetentionBackward(_Way):
         Its terms can be far larger than their sum. A rounding of every token's share, each felt as far as the decay
         reaches, widens the distance of the formula from the reference, which is taken in fp64.
         """
-        flat, options = dict(inputs.tensors), _packing(inputs)
+        flat, ends = dict(inputs.tensors), inputs.tensors.get("cu_seqlens")
         gamma = gammas_of(inputs.tensors["log2_gamma"]).repeat(problem.extents[0])
-        if not options:
+        if ends is None:
             flat = {name: _as_heads(tensor) for name, tensor in flat.items()}
         read, dout = (flat["q"], flat["k"], flat["v"]), flat["dout"]
         state, dfinal = flat.get("initial_state"), flat.get("dfinal_state")
         dtype = torch.float64 if self.dgamma else torch.float32
         # In that dtype, or the reference would be rounded to theirs.
         q, k, v = (tensor.to(dtype) for tensor in read)
-        backward = retention_packed_backward if options else retention_backward
-        named = {"initial_state": state, "need_dgamma": self.dgamma, **options}
-        refs = backward(dout.to(dtype), dfinal, q, k, v, gamma, **named)
-        lows = self._low(read, dout, gamma, state, dfinal, options)
+        named = {"initial_state": state, "cu_seqlens": ends}
+        refs = retention_packed_backward(
+            dout.to(dtype), dfinal, q, k, v, gamma, need_dgamma=self.dgamma, **named
+        )
+        lows = self._low(read, dout, gamma, state, dfinal, ends)
         shapes = self.output_shapes(problem)
         names = ("dq", "dk", "dv", "dinitial_state", "dlog2_gamma")
         for name, ref, low in zip(names, refs, lows, strict=True):
@@ -144,7 +142,7 @@ class RetentionBackward(_Way):
                 continue
             if name == "dlog2_gamma":
                 ref, low = (of_gamma * gamma * math.log(2) for of_gamma in (ref, low))
-                width = _rounded_shares(read[0], refs[0], gamma, _positions(read[0], options))
+                width = _rounded_shares(read[0], refs[0], gamma, _positions(read[0], ends))
                 low = moved_off(ref, low, width)
             yield name, ref.reshape(shapes[name][0]), low.reshape(shapes[name][0])
 
@@ -155,13 +153,14 @@ class RetentionBackward(_Way):
         gamma: torch.Tensor,
         state: torch.Tensor | None,
         dfinal: torch.Tensor | None,
-        options: dict[str, Any],
+        ends: torch.Tensor | None,
     ) -> list[torch.Tensor | None]:
         """Gradients of the formula in the input dtype; None where there is nothing to differentiate by."""
         with torch.enable_grad():
             q, k, v, decays = (tensor.detach().requires_grad_() for tensor in (*read, gamma))
             start = None if state is None else state.detach().requires_grad_()
-            o, final = _of_sequences(retention_low, **options)(q, k, v, decays, initial_state=start)
+            named = {"initial_state": start, "cu_seqlens": ends}
+            o, final = retention_packed(retention_low, q, k, v, decays, **named)
             wanted = [q, k, v, start, decays if self.dgamma else None]
             leaves = [leaf for leaf in wanted if leaf is not None]
             gradients = iter(binding.gradients_of_formula([(o, dout), (final, dfinal)], leaves))
@@ -173,20 +172,10 @@ def _as_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1, -1, *tensor.shape[2:]) if tensor.dim() == 4 else tensor
 
 
-def _packing(inputs: Inputs) -> dict[str, Any]:
-    """The argument of references that says where packed sequences end; empty where batch entries are sequences."""
-    return {name: inputs.tensors[name] for name in ("cu_seqlens",) if name in inputs.tensors}
-
-
-def _of_sequences(reference: Any, **options: Any) -> Any:
-    """A reference of one sequence, or the same of packed ones."""
-    return partial(retention_packed, reference, **options) if options else reference
-
-
-def _positions(q: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+def _positions(q: torch.Tensor, ends: torch.Tensor | None) -> torch.Tensor:
     """The positions of tokens in their sequences, from 1: fp64 ``[seqlen]``."""
     index = torch.arange(1, q.shape[2] + 1, dtype=torch.float64, device=q.device)
-    for rows in rows_of(options["cu_seqlens"]) if options else []:
+    for rows in [] if ends is None else rows_of(ends):
         index[rows] -= rows.start
     return index
 

@@ -34,7 +34,7 @@ def retention_packed(
     v: torch.Tensor,
     gamma: torch.Tensor | None = None,
     *,
-    cu_seqlens: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
     initial_state: torch.Tensor | None = None,
     **options: Any,
 ) -> States:
@@ -46,10 +46,13 @@ def retention_packed(
         k: ``[1, heads_kv, total, dim_qk]``.
         v: ``[1, heads_kv, total, dim_v]``.
         gamma: as ``reference`` takes it, as are the options.
-        cu_seqlens: int32 ``[sequences + 1]``, from 0, ascending: where each sequence ends.
+        cu_seqlens: int32 ``[sequences + 1]``, from 0, ascending: where each sequence ends; None where batch entries
+            are sequences.
         initial_state: ``[sequences, heads_q, dim_qk, dim_v]``; zeros when None.
         options: see gamma.
     """
+    if cu_seqlens is None:
+        return reference(q, k, v, gamma, initial_state=initial_state, **options)
     pieces, states, end = [], [], 0
     for sequence, rows in enumerate(rows_of(cu_seqlens)):
         three = (x[:, :, rows] for x in (q, k, v))
@@ -70,11 +73,14 @@ def retention_packed_backward(
     v: torch.Tensor,
     gamma: torch.Tensor | None = None,
     *,
-    cu_seqlens: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
     initial_state: torch.Tensor | None = None,
     **options: Any,
 ) -> Gradients:
     """Gradients of the same, as :func:`.retention_backward` gives them; that of gamma is a sum over the sequences."""
+    if cu_seqlens is None:
+        named = {"initial_state": initial_state, **options}
+        return retention_backward(grad_o, grad_state, q, k, v, gamma, **named)
     dq, dk, dv = map(zeros, (q, k, v))
     states, of_gamma = [], []
     for sequence, rows in enumerate(rows_of(cu_seqlens)):
