@@ -87,12 +87,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     if checks.is_empty(call.q, call.k):
         return o.zero_(), lse.fill_(-math.inf)
     reference_o, reference_lse = attention_bounded(
-        call.q,
-        call.k,
-        call.v,
-        seqlens_k=call.seqlens_k,
-        starts_k=call.starts_k,
-        **options_of(call),
+        *call[:3], seqlens_k=call.seqlens_k, starts_k=call.starts_k, **options_of(call)
     )
     o.copy_(reference_o)
     if call.return_lse:
@@ -127,11 +122,8 @@ def _backward_replayed(*fields: Any) -> Gradients | None:
 def _backward_cpu(call: Backward) -> Gradients:
     results = _backward_fake(call)
     if checks.is_empty(call.q, call.k):
-        dq, dk, dv = results
-        return dq.zero_(), dk.zero_(), dv.zero_()
-    gradients = attention_backward(
-        call.grad_o, call.grad_lse, call.q, call.k, call.v, **options_of(call)
-    )
+        return tuple(x.zero_() for x in results)
+    gradients = attention_backward(*call[:5], **options_of(call))
     for result, gradient in zip(results, gradients, strict=True):
         result.copy_(gradient)
     return results

@@ -93,18 +93,14 @@ def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
 def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
     results = _backward_fake(call)
     dq, dk, dv, dstate, dlog2 = results
-    q, heads = call.q, call.q.shape[1]
+    heads = call.q.shape[1]
     if heads == 0:
         return dq, dk.zero_(), dv.zero_(), dstate, dlog2
     decays = gammas.of_reference(call.log2_gamma, call.gamma)
     if decays is None:
         decays = reference.default_log2_gamma(heads).exp2()
     *gradients, dinitial, dgamma = retention_packed_backward(
-        call.grad_o,
-        call.grad_state,
-        q,
-        call.k,
-        call.v,
+        *call[:5],
         decays,
         scale=call.scale,
         initial_state=call.initial_state,
