@@ -22,7 +22,7 @@ from .isolated import InProcess
 from .progress import Kind, Progress
 from .racing import Race, Timing
 from .ranks import Ranks
-from .rounds import MAX_ROUNDS, MIN_ROUNDS, FaultError
+from .rounds import MAX_ROUNDS, FaultError, Samples, run_rounds
 from .stages import MIN_GAIN
 from .worker import Worker
 
@@ -228,21 +228,20 @@ class FunctionSearch:
         for name in names:
             if not (failure := self._together(name, failures.get(name, Ok()))[0]).ok:
                 race.fail(name, failure)
-        while race.running and race.rounds < MAX_ROUNDS:
-            times = {}
-            for name in race.order():
+
+        def sample(order: Sequence[str]) -> Samples:
+            samples: dict[str, float | Outcome] = {}
+            for name in order:
                 mine = self._runner.call("round", order=[name], alone=True)[name]
                 failed = isinstance(mine, Outcome)
                 outcome, us = self._together(name, mine if failed else Ok(), 0 if failed else mine)
-                if outcome.ok:
-                    times[name] = us
-                else:
-                    race.fail(name, outcome)
-            race.add(times)
-            self._on_round(race.rounds, race.running)
-            over = ranks.exchange("budget", time.monotonic() > deadline)[0]
-            if race.rounds >= MIN_ROUNDS and (race.settled() or (over and race.balanced)):
-                break
+                samples[name] = us if outcome.ok else outcome
+            return samples
+
+        def agreed(over: bool) -> bool:
+            return bool(ranks.exchange("budget", over)[0])
+
+        run_rounds(race, sample, deadline, on_round=self._on_round, agreed=agreed)
         self._runner.call("release")
         return race.results()
 

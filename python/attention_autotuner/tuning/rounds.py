@@ -51,6 +51,7 @@ def run_rounds(
     rounds: int = SETTLED_ROUNDS,
     rest: float = 0.0,
     on_round: OnRound | None = None,
+    agreed: Callable[[bool], bool] = bool,
 ) -> None:
     """Sample rounds until a race is settled or its time is up.
 
@@ -61,6 +62,7 @@ def run_rounds(
         rounds: at least so many before statistics may end the race.
         rest: pause after a round, as a multiple of what it took.
         on_round: called after each round with (rounds, names still in the race).
+        agreed: whether the time is up that counts, given whether this process's own is.
     """
     while race.running and race.rounds < max(MAX_ROUNDS, rounds):
         began = time.monotonic()
@@ -76,7 +78,7 @@ def run_rounds(
         race.add(times)
         if on_round is not None:
             on_round(race.rounds, race.running)
-        over = time.monotonic() > deadline and race.balanced
+        over = agreed(time.monotonic() > deadline) and race.balanced
         if race.rounds >= MIN_ROUNDS and (over or race.settled(min_rounds=rounds)):
             return
         if rest > 0.0:
