@@ -44,6 +44,25 @@ def kernel_id(name: str, source_digest: str) -> str:
     return f"{name}@{source_digest[:16]}"
 
 
+def lines_of(path: Path, key: str) -> Iterator[dict[str, Any]]:
+    """The lines of a journal that have a key; none where there is no file.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"cannot read the journal {path}: {error}") from error
+    for line in filter(None, text.splitlines()):
+        with suppress(ValueError):  # torn by a kill
+            said = parse_json(line)
+            if isinstance(said, dict) and said.get("key") == key:
+                yield said
+
+
 @dataclass
 class Journal:
     """The journal of one problem in one environment.
@@ -64,10 +83,12 @@ class Journal:
     _over: set[frozenset[str]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        for line in () if self.fresh else self._lines():
+        if self.path is None:
+            return
+        for line in () if self.fresh else lines_of(self.path, self.key):
             with suppress(ValueError, TypeError, LookupError, AttributeError):  # another version's
                 self._take(line)
-        if self.fresh and self.path is not None and self.path.exists():
+        if self.fresh and self.path.exists():
             self.end()
 
     def outcome(self, kernel: str) -> Outcome | None:
@@ -136,21 +157,6 @@ class Journal:
             append_line(self.path, "\n" + json.dumps(line, separators=(",", ":")))
         except OSError as error:
             raise StoreError(f"cannot write the journal {self.path}: {error}") from error
-
-    def _lines(self) -> Iterator[Any]:
-        if self.path is None:
-            return
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(f"cannot read the journal {self.path}: {error}") from error
-        for line in text.splitlines():
-            with suppress(ValueError):  # torn by a kill
-                said = parse_json(line) if line else {}
-                if isinstance(said, dict) and said.get("key") == self.key:
-                    yield said
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if "outcome" in said:

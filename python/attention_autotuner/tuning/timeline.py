@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core.candidate import Candidate
-from ..core.trust import parse_json
-from ..errors import StoreError
+from .journal import lines_of
 
 
 @dataclass
@@ -90,19 +88,10 @@ def _name(kernel: str) -> str:
 
 def _last_search(path: Path, key: str) -> list[Mapping[str, Any]]:
     """The lines of the last search with times, up to its end."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise StoreError(f"cannot read the journal {path}: {error}") from error
     searches: list[list[Mapping[str, Any]]] = [[]]
-    for line in filter(None, text.splitlines()):
-        with suppress(ValueError, TypeError, AttributeError):  # torn by a kill
-            said = parse_json(line)
-            if said.get("key") != key or not isinstance(said.get("at"), (int, float)):
-                continue
-            searches[-1].append(said)
-            if said.get("end"):
+    for line in lines_of(path, key):
+        if isinstance(line.get("at"), (int, float)):
+            searches[-1].append(line)
+            if line.get("end"):
                 searches.append([])
     return next((lines for lines in reversed(searches) if len(lines) > 1), [])
