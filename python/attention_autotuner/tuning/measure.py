@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -33,13 +34,14 @@ class MakeInputs(Protocol):
         """The inputs of a seed."""
 
 
+@dataclass(kw_only=True, eq=False)
 class InProcessMeasurer:
     """Measures on the current CUDA device in this process.
 
     A kernel that kills the CUDA context takes the process's other CUDA work with it: entries not yet timed then carry
     :class:`~..core.outcome.Crashed`.
 
-    Args:
+    Attributes:
         seed: of the inputs and of the order.
         cold: rotate input sets so that none is found in L2; False gives the warm figure, on one set.
         rounds: at least so many before a race may end because it is settled; more than ``MAX_ROUNDS`` raise that.
@@ -47,30 +49,18 @@ class InProcessMeasurer:
             power than the GPU may is then timed at the clocks of one that does not, whatever the host does meanwhile.
         on_round: called after each round with (rounds, names still in the race).
         inputs: makes the inputs of a problem from a seed.
-
-    Attributes:
         interrupted: the last measurement was cut short by Ctrl-C; its results are the best so far.
         race: the last race, for ratios between any two of its entries; None before the first.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int = 0,
-        cold: bool = True,
-        rounds: int = SETTLED_ROUNDS,
-        rest: float = 0.0,
-        on_round: OnRound | None = None,
-        inputs: MakeInputs = make_inputs,
-    ) -> None:
-        self._make_inputs = inputs
-        self._seed = seed
-        self._cold = cold
-        self._rounds = rounds
-        self._rest = rest
-        self._on_round = on_round
-        self.interrupted = False
-        self.race: Race | None = None
+    seed: int = 0
+    cold: bool = True
+    rounds: int = SETTLED_ROUNDS
+    rest: float = 0.0
+    on_round: OnRound | None = None
+    inputs: MakeInputs = make_inputs
+    interrupted: bool = field(default=False, init=False)
+    race: Race | None = field(default=None, init=False)
 
     def measure(
         self,
@@ -92,7 +82,7 @@ class InProcessMeasurer:
             One timing per entry, fastest first; entries that failed carry their outcome and come last.
         """
         device = TorchDevice(current_device())
-        race = self.race = Race([entry.name for entry in entries], keep=keep, seed=self._seed)
+        race = self.race = Race([entry.name for entry in entries], keep=keep, seed=self.seed)
         sampler = Sampler(device, *self._tensors(problem, device))
         self.interrupted = False
         try:
@@ -105,9 +95,9 @@ class InProcessMeasurer:
                 race,
                 sampler.round,
                 time.monotonic() + budget_seconds,
-                rounds=self._rounds,
-                rest=self._rest,
-                on_round=self._on_round,
+                rounds=self.rounds,
+                rest=self.rest,
+                on_round=self.on_round,
             )
         except KeyboardInterrupt:
             self.interrupted = True
@@ -117,10 +107,10 @@ class InProcessMeasurer:
         return race.results()
 
     def _tensors(self, problem: Problem, device: TorchDevice) -> tuple[list[Inputs], list[Outputs]]:
-        make, workspace = self._make_inputs, SharedWorkspace(device.torch)
-        first = make(problem, seed=self._seed)
-        sets = input_sets(problem, device) if self._cold else 1
-        inputs = [first, *(make(problem, seed=self._seed + i) for i in range(1, sets))]
+        workspace = SharedWorkspace(device.torch)
+        first = self.inputs(problem, seed=self.seed)
+        sets = input_sets(problem, device) if self.cold else 1
+        inputs = [first, *(self.inputs(problem, seed=self.seed + i) for i in range(1, sets))]
         return inputs, [make_outputs(problem, workspace, device.torch) for _ in inputs]
 
 
