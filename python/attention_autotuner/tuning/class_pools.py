@@ -81,21 +81,13 @@ def known_pools(
     pool_of: dict[ClassKey, dict[Candidate, None]] = {}
     for problem in problems:
         pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
-    for candidate in known:
-        c = candidate
-        dims = (
-            c.dtype,
-            c.key_bounds,
-            c.modifications,
-            c.padded_dim_qk,
-            c.padded_dim_v,
-            c.copy_bytes,
-            c.operands,
-        )
+    for c in known:
+        dims = (c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
         for form in dict.fromkeys(("auto", c.form)):
-            key = (c.op, c.mask, c.direction, form, *dims)
-            if key in pool_of and check(candidate, policy.spec) is None:
-                pool_of[key].setdefault(candidate)
+            kind = (c.op, c.mask, c.direction, form, c.dtype, c.key_bounds)
+            key = (*kind, c.modifications, *dims, c.operands)
+            if key in pool_of and check(c, policy.spec) is None:
+                pool_of[key].setdefault(c)
     return {key: list(pool) for key, pool in pool_of.items()}
 
 

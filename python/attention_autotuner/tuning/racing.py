@@ -201,13 +201,9 @@ class Race:
         best = self._best(self._running)
         if best is None or not self.balanced:
             return []
-        dropped = []
-        for name in self._running:
-            if name == best or name in self._keep:
-                continue
-            if self._clearly_slower(name, best):
-                dropped.append(name)
-                self._beaten_by[name] = best
+        others = [name for name in self._running if name != best and name not in self._keep]
+        dropped = [name for name in others if self._clearly_slower(name, best)]
+        self._beaten_by |= dict.fromkeys(dropped, best)
         self._running = [name for name in self._running if name not in dropped]
         return dropped
 
@@ -227,15 +223,12 @@ class Race:
         # One that left may look the fastest in its few rounds; it is not, unless what beat it has failed since.
         unbeaten = [name for name in timed if self._beaten_by.get(name) not in timed]
         best = self._best(unbeaten)
-        timings = [self._timing(name, best) for name in self._names]
-        place = {name: index for index, name in enumerate(self._names)}
 
-        def key(timing: Timing) -> tuple[bool, bool, float, int]:
+        def key(timing: Timing) -> tuple[bool, bool, float]:
             tied = timing.tied and timing.name in unbeaten
-            ratio = 1.0 if tied else timing.ratio_to_best
-            return (not timing.outcome.ok, not tied, ratio, place[timing.name])
+            return (not timing.outcome.ok, not tied, 1.0 if tied else timing.ratio_to_best)
 
-        return sorted(timings, key=key)
+        return sorted((self._timing(name, best) for name in self._names), key=key)
 
     def compare(self, name: str, other: str) -> tuple[float, float]:
         """The ratio of the times of two names, from the rounds they share.
@@ -287,15 +280,12 @@ class Race:
 
     def _timing(self, name: str, best: str | None) -> Timing:
         times = sorted(self._times(name))
-        outcome: Outcome = self._failed.get(name, Ok())
-        if not times or best is None:
-            ratio, error = inf, inf
-        else:
-            middle, error = self._compare(name, best) if name not in self._failed else (inf, inf)
-            ratio = exp(middle) if middle < inf else inf
+        ratio, error = inf, inf
+        if times and best is not None and name not in self._failed:
+            ratio, error = self.compare(name, best)
         return Timing(
             name=name,
-            outcome=outcome,
+            outcome=self._failed.get(name, Ok()),
             median_us=median(times) if times else inf,
             spread_us=_half_quartile_range(times),
             samples=len(times),

@@ -183,10 +183,7 @@ class TuningRecord:
     @property
     def picked(self) -> CandidateEntry:
         """The entry that serves."""
-        entry = self.entry(self.pick)
-        if entry is None:
-            raise RecordError(f"the pick {self.pick!r} is not among the entries")
-        return entry
+        return next(entry for entry in self.entries if entry.candidate.name == self.pick)
 
     @property
     def candidate(self) -> Candidate:
@@ -197,15 +194,9 @@ class TuningRecord:
     def ties(self) -> tuple[str, ...]:
         """Names of the candidates that the run of the pick could not tell from its best, among them the pick's."""
         picked = self.picked.measurement
-        timed = ((entry.candidate.name, entry.measurement) for entry in self.entries)
-        return tuple(
-            name
-            for name, timing in timed
-            if picked is not None
-            and timing is not None
-            and timing.tied
-            and timing.environment == picked.environment
-        )
+        run = picked and picked.environment
+        timed = ((e.candidate.name, e.measurement) for e in self.entries if e.measurement)
+        return tuple(name for name, timing in timed if timing.tied and timing.environment == run)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form that :meth:`from_json` reads back."""

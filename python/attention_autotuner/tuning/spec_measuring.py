@@ -102,11 +102,10 @@ def measured_spec(
     if isinstance(clock, Peak) and clock.sm_clock_hz > 0:
         values["sm_clock_mhz"] = clock.sm_clock_hz / MHZ
         sources["sm_clock_mhz"] = f"{here}: under {CLOCK_FROM}"
-    for item in fields(ArchSpec):
-        sources.setdefault(item.name, f"not measured, the {before}")
+    unmeasured = f"not measured, the {before}"
     return MeasuredSpec(
         spec=replace(spec, **{**limits_of(properties), **values}),
-        sources={item.name: sources[item.name] for item in fields(ArchSpec)},
+        sources={item.name: sources.get(item.name, unmeasured) for item in fields(ArchSpec)},
         policy=policy.name if known else None,
         environment=environment.to_json(),
     )
