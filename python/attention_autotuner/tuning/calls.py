@@ -44,9 +44,8 @@ ULPS = {torch.float16: 2, torch.bfloat16: 2}  # allowed at the largest magnitude
 OTHER_ULPS = 128
 Config = Mapping[str, Any]
 
-Pins = dict[
-    Any, Any
-]  # a tunable function with a key -> its configuration there, and how it came to it
+# A tunable function with a key -> its configuration there, and how it came to it.
+Pins = dict[Any, Any]
 
 _PINNED: Table[str, Pins] = Table("functions.pinned", bound=1)
 
@@ -372,8 +371,7 @@ def _read(crossed: Mapping[str, Any]) -> Call:
     sys.path[:] = crossed["path"]
     module = importlib.import_module(crossed["module"])
     tunable = operator.attrgetter(crossed["name"])(module)
-    arguments = torch.load(
-        crossed["file"], weights_only=False
-    )  # written by the caller, for us alone
+    # The file is written by the caller, for us alone.
+    arguments = torch.load(crossed["file"], weights_only=False)
     call: Call = tunable.call(arguments)
     return call

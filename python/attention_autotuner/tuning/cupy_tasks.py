@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cupy
@@ -151,11 +152,7 @@ class CupyDevice:
             work()
         finally:
             graph = self._stream.end_capture()
-
-        def replay() -> None:
-            graph.launch(stream=self._stream)
-
-        return replay
+        return partial(graph.launch, stream=self._stream)
 
     def warm_up(self) -> None:  # noqa: D102
         numbers = np.random.default_rng(0).standard_normal(2**20, dtype=np.float32)

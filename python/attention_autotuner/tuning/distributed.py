@@ -278,10 +278,7 @@ class _SharedPipeline:
 
         timings = race_together(self._ranks, list(built), race)
         self.environment = self._inner.environment
-        untimed = [isinstance(timing.outcome, Postponed) for timing in timings]
-        timings = [
-            lost(t.name, Ok()) if late else t for t, late in zip(timings, untimed, strict=True)
-        ]
+        timings = [lost(t.name, Ok()) if isinstance(t.outcome, Postponed) else t for t in timings]
         return timings, any(self._ranks.exchange("interrupts", interrupted))
 
     def measure_steps(

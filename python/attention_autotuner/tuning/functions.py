@@ -240,15 +240,14 @@ class Tunable(Generic[R]):
                 ranks.agree("functions and arguments", [self.name, key, record.configs])
                 picks = ranks.exchange("record", pick)
                 pick = pick if picks == [pick] * len(picks) else None
+            configs = named(record.configs)
             if pick is not None:
-                configs = named(record.configs)
                 result = FunctionResult(
                     self.name, key, "recorded", pick, record.configs[0], configs, ()
                 )
             else:
                 runner, asked = stack.enter_context(self._runner(call))
                 progress = _progress(verbose, self._budget_seconds, ranks)
-                configs = named(record.configs)
                 result = FunctionSearch(
                     runner, asked, configs, progress, ranks, collective=self._collective
                 ).run(self.name, key)

@@ -17,12 +17,10 @@ from ..errors import BusyError, UnsupportedArchitectureError
 NVML_LIBRARY = "libnvidia-ml.so.1"
 PROHIBITED, EXCLUSIVE = 2, 3  # values of CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
-BUSY_PERCENT = (
-    25  # of the time, with a kernel running: more than a desktop, less than a training step
-)
-REST_SECONDS = (
-    3.0  # for work that is queued to end, and for a figure that covers up to the last second
-)
+# Of the time, with a kernel running: more than a desktop, less than a training step.
+BUSY_PERCENT = 25
+# For work that is queued to end, and for a figure that covers up to the last second.
+REST_SECONDS = 3.0
 POLL_SECONDS = 0.1
 
 

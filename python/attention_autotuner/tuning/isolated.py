@@ -94,13 +94,11 @@ def measure(
     problem: Problem,
     entries: Mapping[str, Sequence[Library]],
     *,
-    budget_seconds: float,
-    keep: Collection[str] = (),
     seed: int = 0,
-    on_round: OnRound | None = None,
     history: History | None = None,
+    **options: Any,
 ) -> tuple[list[Timing], bool]:
-    """Race kernels: :func:`race` with the libraries of each, or those of a step's forward and backward.
+    """Race kernels: :func:`race`, whose options these are, with the libraries of each or of both halves of a step.
 
     Raises:
         ArtifactError: there is no worker to be had.
@@ -115,16 +113,7 @@ def measure(
         for name in failed.running:
             failed.fail(name, classify(error))
         return failed.results(), False
-    raced = race(
-        worker,
-        asked,
-        crossed,
-        budget_seconds=budget_seconds,
-        keep=keep,
-        seed=seed,
-        on_round=on_round,
-        history=history,
-    )
+    raced = race(worker, asked, crossed, seed=seed, history=history, **options)
     del held
     return raced
 

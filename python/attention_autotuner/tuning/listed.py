@@ -170,11 +170,9 @@ def _at(problem: Problem, share: float) -> Problem:
     """The problem at a share of its bucket's lengths."""
 
     def length(seqlen: int) -> int:
-        return (
-            seqlen
-            if seqlen <= SHORT
-            else max(SHORT + 1, int(share * bucket_seqlen(seqlen)) + (share == 0.5))
-        )
+        if seqlen <= SHORT:
+            return seqlen
+        return max(SHORT + 1, int(share * bucket_seqlen(seqlen)) + (share == 0.5))
 
     return replace(problem, seqlen_q=length(problem.seqlen_q), seqlen_k=length(problem.seqlen_k))
 

@@ -63,11 +63,8 @@ class Search:
         Raises:
             UnsupportedArchitectureError: there is no policy of the record's name.
         """
-        policy, problem, times = (
-            policy or policy_of(record),
-            record.measured_problem,
-            times_of(record),
-        )
+        policy = policy or policy_of(record)
+        problem, times = record.measured_problem, times_of(record)
         estimates = {candidate: estimate(problem, candidate, policy.spec) for candidate in times}
         return cls(
             problem=problem,

@@ -243,13 +243,10 @@ class LocalPipeline:
             self._runner.start()
             Thread(target=import_module, args=(f"{__package__}.remote",)).start()  # with torch
         toolchain = find_toolchain(self._settings)
-        if (self.environment.nvcc, self.environment.cutlass) != (
-            toolchain.nvcc_version,
-            toolchain.cutlass_version,
-        ):  # looked at first: several threads may build while another measures
-            self.environment = replace(
-                self.environment, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
-            )
+        before = self.environment
+        after = replace(before, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version)
+        if after != before:  # looked at first: several threads may build while another measures
+            self.environment = after
         return build(
             list(kernels),
             self._target,

@@ -81,18 +81,16 @@ class Prover:
         Raises:
             ToolchainError, StoreError, ArtifactError: there is no compiler, no folder or no process to run them in.
         """
-        wanted = list(
-            dict.fromkeys(
-                entry.candidate
-                for record in records
-                for entry in entries_of(record, every=self.every)
-                if self._wants(record, entry)
-            )
-        )
-        sources = source_digests(wanted)
+        wanted = [
+            entry.candidate
+            for record in records
+            for entry in entries_of(record, every=self.every)
+            if self._wants(record, entry)
+        ]
         built = built_of(
             wanted, self.pipeline, lambda done, total, name, _: tell("build", done, total, name)
         )
+        sources = source_digests(built)
         verified = {}
         for place, (candidate, result) in enumerate(built.items()):
             tell("verify", place, len(built), candidate.name)

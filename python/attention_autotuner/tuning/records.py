@@ -65,10 +65,8 @@ def kept_record(key: str, document: Document) -> KeptRecord:
     try:
         missed = misfit(document)
         if missed is not None:
-            field, reason = (
-                missed.field,
-                f"{missed.field} is {missed.recorded}, wanted {missed.expected}",
-            )
+            field = missed.field
+            reason = f"{field} is {missed.recorded}, wanted {missed.expected}"
         if field == "schema":
             reason = f"schema {document.get('schema')}"
         else:
@@ -129,14 +127,14 @@ class RecordStore:
         Raises:
             StoreError: the folder cannot be made, locked or written.
         """
-        written: list[TuningRecord] = []
 
         def combined(old: TuningRecord, new: TuningRecord) -> TuningRecord:
-            written[:] = [merge(old, new)]
-            return written[0]
+            nonlocal record
+            record = merge(old, new)
+            return record
 
         self.combine(record, combined)
-        return written[0] if written else record
+        return record
 
     def combine(
         self, record: TuningRecord, how: Callable[[TuningRecord, TuningRecord], TuningRecord]

@@ -238,19 +238,15 @@ class Engine:
         journal, kernel = self.journal(problem), kernel_id(row.candidate.name, row.source_digest)
         outcome = journal.outcome(kernel)
         if outcome is None:
-            outcome = self._verify_now(problem, row, built)
+            try:
+                with self.held():
+                    claims = row.candidate.deterministic
+                    outcome = self.pipeline.verify(problem, built, deterministic=claims)
+            except LeaseError as error:
+                outcome = Postponed(reason=str(error))
             journal.add_outcome(kernel, outcome)
         self.progress.happened("verified", row.candidate.name, outcome=outcome)
         return self.ended(row, outcome).outcome
-
-    def _verify_now(self, problem: Problem, row: Row, built: Built) -> Outcome:
-        try:
-            with self.held():
-                return self.pipeline.verify(
-                    problem, built, deterministic=row.candidate.deterministic
-                )
-        except LeaseError as error:
-            return Postponed(reason=str(error))
 
     def prepared(
         self, candidate: Candidate, result: Built | Outcome, source_digest: str, *, default: bool

@@ -27,15 +27,8 @@ from .stages import Engine, built_of, source_digests
 LOGGER = logging.getLogger(__name__)
 STEP_SECONDS = 3.0  # of timing rounds of whole steps
 PICKS, DEFAULTS = "picks", "defaults"
-
-TIMED = (
-    "source",
-    "picks_us",
-    "defaults_us",
-    "gain",
-    "tied",
-    "reverted",
-)  # fields of a result about the step as a whole
+# Fields of a result about the step as a whole.
+TIMED = ("source", "picks_us", "defaults_us", "gain", "tied", "reverted")
 
 Source = Literal["measured", "predicted", "unknown"]
 

@@ -176,7 +176,6 @@ class Sweep(Engine):
 
     def _work(self, groups: Sequence[Group], ahead: BuildAhead) -> None:
         total = sum(len(group.problems) for group in groups)
-        done = 0
         waiting = list(groups)
         while waiting and self._has_time():
             left = (sum(len(group.problems) for group in waiting), len(waiting))
@@ -189,13 +188,12 @@ class Sweep(Engine):
             for problem in group.problems:
                 if not self._has_time():
                     break
-                self.progress.tell("race", done, total, problem.describe())
+                self.progress.tell("race", self._raced, total, problem.describe())
                 with self._timed("race"):
                     self._settle_by_race(problem, rows)
                 self._raced += 1
-                done += 1
         ahead.close()  # nothing of what is still to come will be raced
-        self.progress.tell("race", done, total, "")
+        self.progress.tell("race", self._raced, total, "")
         if self._doubts:
             self._confirm()
 
@@ -312,8 +310,7 @@ class Sweep(Engine):
         record = self.remember(problem, raced, serving, confirmed=not gain)
         log_outcomes(problem, self.policy.name, "measured", serving, raced)
         if self.printing:
-            gpu_name = self.pipeline.environment.gpu_name
-            path = self.records.path(problem, self.policy.name, gpu_name)
+            path = self.path(problem)
             print_ranking(problem, self.policy.name, "measured", raced, serving, path)
         if not gain:
             self._settle(problem, "measured", record=record, gain=gain)

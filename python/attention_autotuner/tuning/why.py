@@ -139,11 +139,9 @@ def _fate(entry: CandidateEntry, record: TuningRecord) -> tuple[Fate, str]:
     lost = f"{percent(timing.ratio_to_best)} % slower than the best"
     if timing.ratio_low is not None and timing.ratio_high is not None:
         lost += f", known to {percent(timing.ratio_low)} to {percent(timing.ratio_high)} %"
-    return (
-        ("tied", f"no slower than can be told: {lost}: {timed}")
-        if timing.tied
-        else ("lost", f"{lost}: {timed}")
-    )
+    if timing.tied:
+        return "tied", f"no slower than can be told: {lost}: {timed}"
+    return "lost", f"{lost}: {timed}"
 
 
 def percent(ratio: float) -> str:
