@@ -233,7 +233,7 @@ def bring_up(
             pipeline=pipeline,
             records=RecordStore(settings.cache_dir / "records"),
             budget_seconds=left - seconds["plan"],
-            again=again or settings.always_tune,
+            fresh=again or settings.always_tune,
             printing=settings.print_tuning,
             progress=progress,
         ).run()

@@ -74,11 +74,8 @@ class BuildAhead:
 
     def wait(self, candidates: Collection[Candidate], seconds: float) -> bool:
         """Wait until :meth:`ready`, or for some seconds; returns :meth:`ready`."""
-        pending = [
-            self._futures[candidate]
-            for candidate in candidates
-            if not self._futures[candidate].done()
-        ]
+        futures = [self._futures[candidate] for candidate in candidates]
+        pending = [future for future in futures if not future.done()]
         if pending and seconds > 0:
             wait(pending, timeout=seconds, return_when=FIRST_COMPLETED)
         return self.ready(candidates)

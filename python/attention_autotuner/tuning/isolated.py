@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from ..codegen.artifact import Artifact
 from ..core.outcome import Crashed, Leaked, Outcome, Postponed
 from ..core.problem import Problem
 from .racing import History, Race, Timing
@@ -50,25 +50,13 @@ class InProcess:
             raise FaultError(module.classify(error)) from error
 
 
-class Library(Protocol):
-    """The fields of a built kernel that cross to a worker; ``crossing`` writes, ``entry_of`` and ``tasks`` read."""
-
-    @property
-    def path(self) -> Path:
-        """The library, or the folder that holds it."""
-
-    @property
-    def launch_knobs(self) -> Mapping[str, int]:
-        """The launch knobs of the candidate that it is launched for."""
-
-
-def crossing(library: Library) -> dict[str, Any]:
-    """A library as JSON has it."""
+def crossing(library: Artifact) -> dict[str, Any]:
+    """The fields of a built kernel that cross to a worker, as JSON has them; ``entry_of`` and ``tasks`` read them."""
     return {"path": str(library.path), "launch_knobs": dict(library.launch_knobs)}
 
 
 def verify(
-    worker: Worker | InProcess, problem: Problem, library: Library, *, deterministic: bool
+    worker: Worker | InProcess, problem: Problem, library: Artifact, *, deterministic: bool
 ) -> Outcome:
     """The outcome of :func:`~.verify.verify`, or of what became of the worker.
 
@@ -92,7 +80,7 @@ def verify(
 def measure(
     worker: Worker | InProcess,
     problem: Problem,
-    entries: Mapping[str, Sequence[Library]],
+    entries: Mapping[str, Sequence[Artifact]],
     *,
     seed: int = 0,
     history: History | None = None,

@@ -70,7 +70,7 @@ def tune_problems(
         pipeline=engine.pipeline,
         records=engine.records,
         budget_seconds=budget,
-        again=settings.always_tune,
+        fresh=settings.always_tune,
         printing=settings.print_tuning,
         progress=engine.progress,
     ).run()

@@ -216,9 +216,7 @@ class _Search(Engine):
     # --- before the GPU ----------------------------------------------------------------------------
 
     def _known(self, digests: dict[str, str]) -> TuningRecord | None:
-        if self.settings.always_tune:
-            return None
-        return self.recall(self.problem, digests)
+        return None if self.fresh else self.recall(self.problem, digests)
 
     def _build(self, kernels: Sequence[RenderedKernel], rows: list[Row]) -> list[Row]:
         order = {row.candidate.compiled.name: place for place, row in enumerate(rows)}

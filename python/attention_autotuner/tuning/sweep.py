@@ -109,18 +109,16 @@ class SweepResult:
 
 @dataclass(kw_only=True)
 class Sweep(Engine):
-    """One sweep; :meth:`run` does it.
+    """One sweep; :meth:`run` does it. A ``fresh`` one measures what is recorded already, too.
 
     Attributes:
         plan: what to do.
         budget_seconds: wall time for all of it; compilers that still run are ended.
-        again: measure what is recorded already, too.
         printing: print the ranking of each race.
     """
 
     plan: Plan
     budget_seconds: float
-    again: bool = False
     printing: bool = False
     _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
@@ -137,7 +135,6 @@ class Sweep(Engine):
             ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         """
         self.deadline = time.monotonic() + self.budget_seconds
-        self.fresh = self.again
         self._defaults = {self.policy.default(problem) for problem in self.plan.problems}
         self._digests = source_digests(self.plan.candidates)
         interrupted = False
@@ -253,7 +250,7 @@ class Sweep(Engine):
 
     def _unsettled(self, group: Group) -> Group:
         """A group without the problems that an earlier sweep has settled."""
-        if self.again:
+        if self.fresh:
             return group
         names = {candidate.name: self._digests[candidate] for candidate in group.pool}
         missing = []
