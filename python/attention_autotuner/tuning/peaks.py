@@ -169,7 +169,7 @@ def measure_peaks(
             try:
                 answer = worker.call("measure", library=str(library), which=name, seconds=seconds)
                 results[name] = _result(answer)
-                if answer["status"] >= STATUS_CUDA_ERROR:
+                if answer.get("status", 0) >= STATUS_CUDA_ERROR:
                     worker.renew()
             except FaultError as fault:
                 results[name] = fault.outcome
@@ -178,10 +178,8 @@ def measure_peaks(
 
 
 def _result(answer: Mapping[str, Any]) -> Peak | Outcome:
-    if answer["status"] == 0:
-        return Peak(
-            **{name: value for name, value in answer.items() if name not in ("which", "status")}
-        )
+    if "status" not in answer:
+        return Peak(**answer)
     reason = f"{answer['reason']} (status {answer['status']})"
     if answer["status"] == STATUS_BAD_DEVICE:
         return Infeasible(reason=reason)

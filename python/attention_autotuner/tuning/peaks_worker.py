@@ -41,23 +41,6 @@ def open_library(path: str) -> ctypes.CDLL:
     return library
 
 
-def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
-    """One peak as a JSON-ready object: its figures, or the status and what that means."""
-    result = PeakResult(struct_size=ctypes.sizeof(PeakResult))
-    name = which.encode()
-    status = getattr(library, PREFIX + "measure_peak")(name, seconds, ctypes.byref(result))
-    if status != 0:
-        text = getattr(library, PREFIX + "peak_status_string")(status)
-        return {"which": which, "status": status, "reason": text.decode(errors="replace")}
-    unit = getattr(library, PREFIX + "peak_unit")(name)
-    return {
-        "which": which,
-        "status": 0,
-        "unit": unit.decode(),
-        **{name: getattr(result, name) for name in FIGURES},
-    }
-
-
 class Tasks:
     """The tasks of a :class:`.worker.Worker`."""
 
@@ -68,9 +51,17 @@ class Tasks:
         """Begin; the library takes the first visible device."""
 
     def measure(self, library: str, which: str, seconds: float) -> dict[str, Any]:
-        """See :func:`measure`."""
+        """One peak as a JSON-ready object: its unit and figures, or the status and what that means."""
         self._tell(which, 0.0)
-        return measure(open_library(library), which, seconds)
+        opened = open_library(library)
+        result = PeakResult(struct_size=ctypes.sizeof(PeakResult))
+        name = which.encode()
+        status = getattr(opened, PREFIX + "measure_peak")(name, seconds, ctypes.byref(result))
+        if status != 0:
+            text = getattr(opened, PREFIX + "peak_status_string")(status)
+            return {"status": status, "reason": text.decode(errors="replace")}
+        figures = {name: getattr(result, name) for name in FIGURES}
+        return {"unit": getattr(opened, PREFIX + "peak_unit")(name).decode(), **figures}
 
 
 def classify(error: Exception) -> Outcome:
