@@ -27,14 +27,7 @@ from ..errors import UnsupportedArgumentError
 from . import rounds
 from .measure import timing_event, use_device, warm_up
 from .rounds import FaultError, Samples
-from .sampling import (
-    HEAD_START_CYCLES,
-    HEAD_START_CYCLES_A_SECOND,
-    LEAST_US,
-    MAX_HEAD_START_CYCLES,
-    MAX_LAUNCHES,
-    SAMPLE_US,
-)
+from .sampling import LEAST_US, MAX_LAUNCHES, SAMPLE_US, head_start, launches_per_sample
 from .tasks import Tell
 
 CPU = -1  # in place of the index of a CUDA device
@@ -221,7 +214,7 @@ class Tasks:
         self._configs: dict[str, Config] = {}
         self._launches: dict[str, int] = {}
         self._us: dict[str, float] = {}
-        self._head_start = HEAD_START_CYCLES
+        self._head_start = head_start(0.0)
         self._flush: torch.Tensor | None = None
 
     def open(self, device: int, memory_bytes: int | None = None) -> None:
@@ -292,7 +285,7 @@ class Tasks:
                 failures[name] = self._failed(name, error)
                 continue
             self._us[name] = once
-            self._launches[name] = max(1, min(MAX_LAUNCHES, round(sample_us / once)))
+            self._launches[name] = launches_per_sample(once, sample_us)
         return failures
 
     def round(self, order: Sequence[str], alone: bool) -> Samples:
@@ -360,8 +353,7 @@ class Tasks:
             start.record()
             call.run(config)
             end.record()
-        host_cycles = int((time.monotonic() - began) * HEAD_START_CYCLES_A_SECOND)
-        self._head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
+        self._head_start = head_start(time.monotonic() - began)
         self._wait(name)
         return sum(float(start.elapsed_time(end)) for start, end in events) * 1e3 / launches
 

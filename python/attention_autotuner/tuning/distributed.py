@@ -182,7 +182,7 @@ class _SharedPipeline:
 
     def __init__(self, ranks: Ranks, inner: Pipeline, default: str) -> None:
         self._ranks, self._inner, self._default = ranks, inner, default
-        self.environment = inner.environment
+        self.environment, self.gpu_id = inner.environment, inner.gpu_id
         self._turn = 0
 
     @property
@@ -193,11 +193,6 @@ class _SharedPipeline:
     @deadline.setter
     def deadline(self, deadline: float) -> None:
         self._inner.deadline = deadline
-
-    @property
-    def gpu_id(self) -> str:
-        """This rank's."""
-        return self._inner.gpu_id
 
     def can_measure(self) -> bool:
         """True where this rank can."""

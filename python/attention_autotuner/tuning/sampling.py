@@ -42,7 +42,7 @@ class Sampler:
     ) -> None:
         self._device, self._inputs, self._outputs = device, inputs, outputs
         self._live: dict[str, _Prepared] = {}
-        self._head_start = HEAD_START_CYCLES
+        self._head_start = head_start(0.0)
 
     def prepare(self, entry: Entry) -> Outcome | None:
         """Prepare an entry and launch it for the first times; answers why it failed.
@@ -80,8 +80,7 @@ class Sampler:
             self._device.spin(self._head_start)
             spinning = time.monotonic()
             failures = {name: _attempt(self._live[name].enqueue) for name in names}
-            host_cycles = int((time.monotonic() - spinning) * HEAD_START_CYCLES_A_SECOND)
-            self._head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
+            self._head_start = head_start(time.monotonic() - spinning)
             try:
                 self._device.synchronize()
             except RuntimeError as error:
@@ -91,6 +90,17 @@ class Sampler:
                 read = self._live[name].read_us
                 results[name] = _attempt(read) if failure is None else failure
         return results
+
+
+def head_start(seconds: float) -> int:
+    """Clock cycles that the GPU is kept busy for, where the host takes so long to launch a sample."""
+    cycles = int(seconds * HEAD_START_CYCLES_A_SECOND)
+    return min(max(HEAD_START_CYCLES, cycles), MAX_HEAD_START_CYCLES)
+
+
+def launches_per_sample(once_us: float, sample_us: float = SAMPLE_US) -> int:
+    """Launches that one sample is the mean of, given the time of one."""
+    return max(1, min(MAX_LAUNCHES, round(sample_us / once_us)))
 
 
 def input_sets(problem: Problem, device: Device) -> int:
@@ -140,7 +150,7 @@ class _Prepared:
             self._launches, self._next = launches_per_replay(once, self._sets), 0
             self._replay = device.capture(self._sample)
         else:
-            self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
+            self._launches = launches_per_sample(once)
 
     def enqueue(self) -> None:
         """Put one sample on the stream."""
