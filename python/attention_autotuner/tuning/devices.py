@@ -157,14 +157,10 @@ class Shared:
 
     def __init__(self, num_bytes: int) -> None:
         descriptor = os.memfd_create("attention_autotuner")
-        try:
-            os.ftruncate(descriptor, max(1, num_bytes))
-            self.data: Bytes = np.frombuffer(mmap.mmap(descriptor, max(1, num_bytes)), np.uint8)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
         weakref.finalize(self, os.close, descriptor)
+        os.ftruncate(descriptor, max(1, num_bytes))
+        self.data: Bytes = np.frombuffer(mmap.mmap(descriptor, max(1, num_bytes)), np.uint8)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def opened(path: str) -> Bytes:
