@@ -27,10 +27,11 @@ from ..core.identity import slug
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..core.trust import read_json
-from ..errors import AttentionAutotunerError, StoreError
+from ..errors import AttentionAutotunerError
 from ..settings import Settings
 from . import peaks as peaks_module
 from .environment import Environment, collect
+from .locking import storing
 from .peaks import Peak, Peaks
 from .pipeline import LocalPipeline, Pipeline
 from .printing import printed
@@ -286,26 +287,21 @@ def _files(folder: Path, gpu_name: str) -> dict[str, Path]:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written to, before minutes are spent on what goes into it."""
-    try:
+    with storing(f"write to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise StoreError(f"cannot write to {folder}: {error}") from error
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def _write(result: BroughtUp, folder: Path) -> None:
     """Write the files: the spec for ``arch/measured``, the picks for ``tuned``, properties, and the report."""
     paths = result.files
-    try:
+    with storing(f"write to {folder}"):
         write_json(paths["spec"], result.measured.to_json())
         write_json(paths["properties"], asdict(result.properties))
         settled = () if result.sweep is None else result.sweep.settled
         sure = [item.record for item in settled if item.status in ("measured", "recorded")]
         ship(folder, result.properties.name, [record for record in sure if record is not None])
         write_json(paths["report"], result.to_json())
-    except OSError as error:
-        raise StoreError(f"cannot write to {folder}: {error}") from error
 
 
 def _kept(

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ..codegen.files import read_text, write_atomic
 from ..core.trust import make_folder, parse_json
-from ..errors import RecordError, StoreError
+from ..errors import RecordError
+from .locking import storing
 from .record_schema import TuningRecord
 from .records import RecordStore, merge
 from .validity import misfit
@@ -44,11 +45,9 @@ def write_records(path: Path, records: Iterable[TuningRecord]) -> None:
     """
     documents = [{"format": FORMAT, "version": VERSION}, *(r.to_json() for r in records)]
     lines = [json.dumps(document, separators=(",", ":")) for document in documents]
-    try:
+    with storing(f"write the records {path}"):
         make_folder(path.parent)
         write_atomic(path, "\n".join(lines) + "\n")
-    except OSError as error:
-        raise StoreError(f"cannot write the records {path}: {error}") from error
 
 
 def read_records(paths: Sequence[Path]) -> tuple[list[TuningRecord], list[Refused]]:

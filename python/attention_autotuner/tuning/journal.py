@@ -23,8 +23,8 @@ from ..core.identity import digest16
 from ..core.outcome import Outcome, OutOfMemory, Postponed, outcome_from_json
 from ..core.problem import Problem
 from ..core.trust import parse_json
-from ..errors import StoreError
 from .environment import Environment
+from .locking import storing
 from .racing import History
 
 # Of an environment, that decide whether what was found out in it holds.
@@ -50,12 +50,9 @@ def lines_of(path: Path, key: str) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: it cannot be read.
     """
-    try:
+    text = ""
+    with storing(f"read the journal {path}"), suppress(FileNotFoundError):
         text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(f"cannot read the journal {path}: {error}") from error
     for line in filter(None, text.splitlines()):
         with suppress(ValueError):  # torn by a kill
             said = parse_json(line)
@@ -153,10 +150,8 @@ class Journal:
             return
         # The first newline ends what a killed process may have left.
         line = {"key": self.key, "at": round(time.time(), 3), **said}
-        try:
+        with storing(f"write the journal {self.path}"):
             append_line(self.path, "\n" + json.dumps(line, separators=(",", ":")))
-        except OSError as error:
-            raise StoreError(f"cannot write the journal {self.path}: {error}") from error
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if "outcome" in said:

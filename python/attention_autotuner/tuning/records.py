@@ -22,7 +22,7 @@ from ..core.problem import Problem
 from ..core.trust import make_folder, read_json
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
-from .locking import locked
+from .locking import locked, storing
 from .lookup import Document, Hit, Query, by_distance, compare
 from .record_schema import READ, TuningRecord
 from .validity import Miss, misfit
@@ -209,13 +209,11 @@ class RecordStore:
         Raises:
             StoreError: a file cannot be removed.
         """
-        try:
+        with storing("remove tuning records"):
             for key in keys:
                 Path(key).unlink(missing_ok=True)
                 for suffix in JOURNALS:
                     Path(key).with_suffix(suffix).unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot remove tuning records: {error}") from error
 
     def _documents(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Document]]:
         for path in paths:

@@ -17,8 +17,8 @@ from ..arch.resolution import KNOWN, forget_measured, policy_with
 from ..arch.spec import ArchSpec
 from ..codegen.files import write_json
 from ..core.trust import make_folder
-from ..errors import StoreError
 from .environment import Environment
+from .locking import storing
 from .peaks import Peak, Peaks
 
 MHZ = 1e6
@@ -121,10 +121,8 @@ def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> Policy:
         StoreError: the folder cannot be written; what was there before stays.
     """
     path = user_path(cache_dir, device_name)
-    try:
+    with storing(f"write the measured spec {path}"):
         make_folder(path.parent)
         write_json(path, measured.to_json())
-    except OSError as error:
-        raise StoreError(f"cannot write the measured spec {path}: {error}") from error
     forget_measured()
     return policy_with(measured)
