@@ -43,8 +43,8 @@ def fit(learned_from: Sequence[Search], origin: dict[str, Any] | None = None) ->
         MissingPackageError: scikit-learn is not installed.
     """
     try:
-        import numpy as np
         from sklearn.ensemble import GradientBoostingRegressor
+        from sklearn.feature_extraction import DictVectorizer
     except ImportError as error:
         raise MissingPackageError(
             "learning needs scikit-learn: pip install 'attention-autotuner[tune]'"
@@ -68,17 +68,14 @@ def fit(learned_from: Sequence[Search], origin: dict[str, Any] | None = None) ->
             f"learning takes one architecture and {ENOUGH} problems of a kernel, got {len(rows)} times of "
             f"{', '.join(sorted(archs)) or 'no architecture'}"
         )
-    names = sorted(set().union(*rows))
-    place = {name: number for number, name in enumerate(names)}
-    table = np.zeros((len(rows), len(names)), dtype=np.float32)
-    for row, said in zip(table, rows, strict=True):
-        row[[place[name] for name in said]] = list(said.values())
+    vectorizer = DictVectorizer(sparse=False)
+    table = vectorizer.fit_transform(rows)
     model = GradientBoostingRegressor(**TREES).fit(table, targets, sample_weight=shares)
     rate = TREES["learning_rate"]
     return Residual(
         arch=archs.pop(),
         scopes=scopes,
-        names=tuple(names),
+        names=tuple(vectorizer.feature_names_),
         base=round(float(model.init_.constant_[0, 0]), DIGITS),
         trees=tuple(_tree(stage[0].tree_, 0, rate) for stage in model.estimators_),
         origin={"problems": len(learned_from), "candidates": len(rows), **(origin or {})},
