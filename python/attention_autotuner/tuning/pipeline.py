@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from ..arch.policy import Policy
 from ..arch.probe import cuda_driver, current_device
-from ..arch.resolution import native_arch
 from ..codegen.artifact import Artifact
 from ..codegen.build import BuildTarget, Progress, build
 from ..codegen.render import RenderedKernel
@@ -43,6 +42,7 @@ from .environment import Environment, collect
 from .idle import require_rest, require_room
 from .racing import History, Timing
 from .rounds import OnRound
+from .validity import target_of
 from .worker import TASKS, Worker
 
 LOGGER = logging.getLogger(__name__)
@@ -212,10 +212,7 @@ class LocalPipeline:
         self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
         weakref.finalize(self, self._worker.close)
         self.environment = collect(self._device)
-        arch = policy.build_arch
-        if self.environment.capability is not None:
-            arch = native_arch(self.environment.capability)
-        self._target = BuildTarget(arch=arch)
+        self._target = target_of(self.environment) or BuildTarget(arch=policy.build_arch)
 
     @property
     def gpu_id(self) -> str:

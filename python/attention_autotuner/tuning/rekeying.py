@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from ..arch.resolution import native_arch
 from ..codegen.artifact import Artifact, BuildTarget
 from ..codegen.build import Progress, build
 from ..codegen.render import render
@@ -23,7 +22,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from .environment import Environment
 from .record_schema import CandidateEntry, TuningRecord
-from .validity import Miss, PresentKernels, check
+from .validity import Miss, PresentKernels, check, target_of
 
 State = Literal["valid", "filled", "carried", "changed", "unknown"]
 Key = tuple[Candidate, BuildTarget]
@@ -51,12 +50,6 @@ class Rekeyed:
     pick: bool
     state: State
     reason: str = ""
-
-
-def target_of(environment: Environment) -> BuildTarget | None:
-    """The target of kernels that were measured in an environment; None where it names no GPU."""
-    capability = environment.capability
-    return None if capability is None else BuildTarget(arch=native_arch(capability))
 
 
 def entries_of(record: TuningRecord, *, every: bool) -> list[CandidateEntry]:

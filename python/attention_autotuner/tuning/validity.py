@@ -77,15 +77,20 @@ class PresentKernels:
     exact: Callable[[Candidate], str] = lambda candidate: kernel_digest(render(candidate))
 
 
+def target_of(environment: Environment) -> BuildTarget | None:
+    """The target of kernels for the GPU of an environment; None where there is none."""
+    capability = environment.capability
+    return None if capability is None else BuildTarget(arch=native_arch(capability))
+
+
 def built_here(store: Store, environment: Environment) -> PresentKernels:
     """The present kernels, those of them that a store has for the GPU of an environment with their machine code."""
-    capability = environment.capability
 
     @lru_cache(maxsize=256)
     def code(candidate: Candidate) -> str | None:
-        if capability is None:
+        target = target_of(environment)
+        if target is None:
             return None
-        target = BuildTarget(arch=native_arch(capability))
         built = store.find(candidate, kernel_digest(render(candidate)), target)
         digests = [artifact.code_digest for artifact in built]
         return next((digest for digest in digests if digest is not None), None)
