@@ -193,7 +193,12 @@ def _measured_policy(name: str, cache_dir: Path) -> Policy | None:
 
 
 def native_arch(compute_capability: tuple[int, int]) -> str:
-    """The compute capability to compile for: the GPU's, or the newest older one that the compiler knows (by PTX)."""
+    """The compute capability to compile for: the GPU's, or the newest older one that the compiler knows (by PTX).
+
+    Raises:
+        UnsupportedArchitectureError: the GPU's is below 8.0.
+    """
+    check_capability("this GPU", compute_capability)
     major, minor = compute_capability
     return str(max(arch for arch in NATIVE_ARCHS if arch <= 10 * major + minor))
 

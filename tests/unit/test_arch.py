@@ -265,6 +265,11 @@ def test_kernels_are_built_for_the_newest_arch_the_compiler_knows(
     assert resolution.native_arch(capability) == native
 
 
+def test_nothing_is_built_for_a_gpu_without_the_instructions_of_8_0() -> None:
+    with pytest.raises(UnsupportedArchitectureError, match=r"at least 8\.0, this GPU has 7\.5"):
+        resolution.native_arch((7, 5))
+
+
 def test_policies_of_the_three_architectures_offer_hundreds_of_candidates() -> None:
     for name in ("A100", "RTX4090", "H100"):
         assert len(arch.resolve(name).legal(Problem())) >= 200
