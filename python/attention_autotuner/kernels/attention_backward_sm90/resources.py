@@ -77,11 +77,6 @@ class BackwardPassSm90Shape(Sm90Shape):
         return self.name in ("keys", "dv")
 
     @property
-    def masked(self) -> bool:
-        """True where an explicit mask streams beside the tiles."""
-        return self.candidate.score == "masked"
-
-    @property
     def takes_scores(self) -> bool:
         """True where S has a part in every step: of retnet, dS takes its signs alone, where r has a gradient."""
         return self.has_dv or self.candidate.score == "softmax"

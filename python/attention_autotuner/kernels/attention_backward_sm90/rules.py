@@ -7,8 +7,8 @@ from dataclasses import replace
 from ...core.candidate import Candidate
 from ...core.modifications import SPANS
 from ..shared.passes import Pass
-from ..shared.rules import Rule, within
-from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment
+from ..shared.rules import Rule, multiple_of_16, within
+from ..shared.sm90_rules import fragments_fit_warpgroup, mask_stages_range, tma_needs_alignment
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
 from .resources import (
@@ -20,7 +20,6 @@ from .resources import (
 )
 
 MAX_STAGES = 4
-MAX_MASK_STAGES = 4
 MAX_DS_STAGES = 2
 MAX_BLOCK = 128
 MAX_MASKED_DIM = 64  # head dims up to which explicit masks pay
@@ -35,25 +34,11 @@ def _warpgroups_range(s: BackwardPassSm90Shape) -> str | None:
     return f"warpgroups must be one of {known}, and 2 with a share of dQ, got {s.knobs.warpgroups}"
 
 
-def _block_columns_fit_mma(s: BackwardPassSm90Shape) -> str | None:
-    block = s.knobs.block_columns
-    if block % 16 == 0 and 16 <= block <= MAX_BLOCK:
-        return None
-    return f"block_columns must be a multiple of 16 in 16..{MAX_BLOCK}, got {block}"
-
-
 def _value_columns_fit_mma(s: BackwardPassSm90Shape) -> str | None:
     columns = s.candidate.padded_dim_v
     if columns <= MAX_COLUMNS:
         return None
     return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {columns}"
-
-
-def _mask_stages_range(s: BackwardPassSm90Shape) -> str | None:
-    least, most = (1, MAX_MASK_STAGES) if s.masked else (0, 0)
-    if least <= s.knobs.mask_stages <= most:
-        return None
-    return f"mask_stages must be in {least}..{most}, got {s.knobs.mask_stages}"
 
 
 def _mask_fills_blocks(s: BackwardPassSm90Shape) -> str | None:
@@ -168,11 +153,11 @@ def _queue_has_the_order_of_blocks(s: BackwardPassSm90Shape) -> str | None:
 BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "tma_needs_alignment": tma_needs_alignment,
     "warpgroups_range": _warpgroups_range,
-    "block_columns_fit_mma": _block_columns_fit_mma,
+    "block_columns_fit_mma": multiple_of_16("block_columns", MAX_BLOCK),
     "value_columns_fit_mma": _value_columns_fit_mma,
     "first_stages_range": within("first_stages", 1, MAX_STAGES),
     "second_stages_range": within("second_stages", 1, MAX_STAGES),
-    "mask_stages_range": _mask_stages_range,
+    "mask_stages_range": mask_stages_range,
     "mask_fills_blocks": _mask_fills_blocks,
     "ahead_needs_two_stages": _ahead_needs_two_stages,
     "values_have_one_score": _values_have_one_score,

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
 from ..shared.split_kv import split_bytes
 from ..shared.workspace import layout_bytes, list_bytes, span_bytes
@@ -20,8 +23,6 @@ EXCHANGED_ROW_BYTES = 8  # level and sum of a row, beside its P
 REGISTERS_BESIDE_FRAGMENTS = 32  # of a consumer thread; its addresses are few and its loop is short
 COUNTER_BYTES = 4  # of claimed tiles
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 24}  # by consumer warpgroups; one trades none
-SM_REGISTERS = 65536
-MOST_REGISTERS = 240  # of a consumer thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +30,13 @@ class AttentionForwardSm90Shape(Sm90Shape):
     """A candidate of the kernel."""
 
     knobs: AttentionForwardSm90Knobs
+    # What the producer leaves of even shares of an SM's registers, 240 at most.
+    registers_by_warpgroups: ClassVar[Mapping[int, int]] = {1: 240, 2: 240, 3: 160, 4: 112}
 
     @property
-    def consumer_registers(self) -> int | None:
-        """Registers of a consumer thread: what the producer leaves of even shares; None for other warpgroups."""
-        producer = PRODUCER_REGISTERS.get(self.knobs.warpgroups)
-        if producer is None:
-            return None
-        even = SM_REGISTERS // self.knobs.num_threads // 8 * 8
-        left = even * (1 + self.knobs.warpgroups) - producer
-        return min(MOST_REGISTERS, left // self.knobs.warpgroups // 8 * 8)
-
-    @property
-    def masked(self) -> bool:
-        """True where scores are multiplied with a mask instead of going through a softmax."""
-        return self.candidate.score == "masked"
+    def registers_beside(self) -> int:
+        """Registers that a thread needs at least beside its fragments."""
+        return REGISTERS_BESIDE_FRAGMENTS
 
     @property
     def depth(self) -> int:
@@ -104,12 +97,7 @@ def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:
     fragments = shape.fragment_registers + beside
     if shape.knobs.warpgroups > 1:
         fragments = shape.even_fragments(fragments, producer)
-    return KernelNeeds(
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=1,
-        smem_bytes=smem_bytes(shape),
-        fragment_registers=fragments,
-    )
+    return launch_needs(shape.knobs, smem_bytes(shape), fragments)
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

@@ -6,37 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.candidate import Candidate
-from ..shared.passes import Pass
-from ..shared.rules import Rule, within
-from ..shared.sm90_rules import tma_needs_alignment
+from ..shared.passes import Pass, single_pass
+from ..shared.rules import Rule, multiple_of_16, within
+from ..shared.sm90_rules import (
+    fragments_fit_warpgroup,
+    mask_stages_range,
+    tma_needs_alignment,
+    warpgroups_range,
+)
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import knobs_of
-from .resources import (
-    PRODUCER_REGISTERS,
-    REGISTERS_BESIDE_FRAGMENTS,
-    AttentionForwardSm90Shape,
-    needs,
-    shape_of,
-)
+from .resources import AttentionForwardSm90Shape, needs, shape_of
 
 MAX_KEY_STAGES = 8
-MAX_MASK_STAGES = 4
 MAX_EXCHANGE_STAGES = 2
 MMA_DEPTH = 16
 LEAST_RING_STAGES = 3  # where scores are shared: K of the next step, V of both halves of this one
 SOFTMAX_KNOBS = ("optimistic", "pack_gqa", "split_kv")  # which a mask's scores have no use for
-
-
-def _warpgroups_range(s: AttentionForwardSm90Shape) -> str | None:
-    if s.knobs.warpgroups in PRODUCER_REGISTERS:
-        return None
-    return f"warpgroups must be one of {tuple(PRODUCER_REGISTERS)}, got {s.knobs.warpgroups}"
-
-
-def _block_n_fits_mma(s: AttentionForwardSm90Shape) -> str | None:
-    if s.knobs.block_n % 16 == 0 and 16 <= s.knobs.block_n <= MAX_COLUMNS:
-        return None
-    return f"block_n must be a multiple of 16 in 16..{MAX_COLUMNS}, got {s.knobs.block_n}"
 
 
 def _value_columns_fit_mma(s: AttentionForwardSm90Shape) -> str | None:
@@ -45,13 +31,6 @@ def _value_columns_fit_mma(s: AttentionForwardSm90Shape) -> str | None:
     if s.value_columns <= MAX_COLUMNS:
         return None
     return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {s.value_columns}"
-
-
-def _mask_stages_range(s: AttentionForwardSm90Shape) -> str | None:
-    least, most = (1, MAX_MASK_STAGES) if s.masked else (0, 0)
-    if least <= s.knobs.mask_stages <= most:
-        return None
-    return f"mask_stages must be in {least}..{most}, got {s.knobs.mask_stages}"
 
 
 def _mask_fills_blocks(s: AttentionForwardSm90Shape) -> str | None:
@@ -150,25 +129,15 @@ def _flat_holds_one_sequence(s: AttentionForwardSm90Shape) -> str | None:
     return "overlap_flat writes a tile of rows after the next has begun, which may be of another sequence"
 
 
-def _fragments_fit_warpgroup(s: AttentionForwardSm90Shape) -> str | None:
-    registers = s.consumer_registers or 0
-    wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS
-    if wanted <= registers:
-        return None
-    return (
-        f"needs about {wanted} registers a thread, {s.knobs.warpgroups} warpgroups have {registers}"
-    )
-
-
 ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = {
     "tma_needs_alignment": tma_needs_alignment,
-    "warpgroups_range": _warpgroups_range,
-    "block_n_fits_mma": _block_n_fits_mma,
+    "warpgroups_range": warpgroups_range,
+    "block_n_fits_mma": multiple_of_16("block_n", MAX_COLUMNS),
     "value_columns_fit_mma": _value_columns_fit_mma,
     "q_stages_range": within("q_stages", 1, 2),
     "k_stages_range": within("k_stages", 1, MAX_KEY_STAGES),
     "v_stages_range": within("v_stages", 1, MAX_KEY_STAGES),
-    "mask_stages_range": _mask_stages_range,
+    "mask_stages_range": mask_stages_range,
     "mask_fills_blocks": _mask_fills_blocks,
     "exchange_stages_range": within("exchange_stages", 0, MAX_EXCHANGE_STAGES),
     "two_slices_share_scores": _two_slices_share_scores,
@@ -185,20 +154,13 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "output_leaves_directly": _output_leaves_directly,
     "packed_tiles_are_of_a_head": _packed_tiles_are_of_a_head,
     "flat_holds_one_sequence": _flat_holds_one_sequence,
-    "fragments_fit_warpgroup": _fragments_fit_warpgroup,
+    "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }
 
 
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The one launch of a candidate."""
-    return (
-        Pass(
-            kernel=candidate.kernel,
-            subject=shape_of(candidate),
-            rules=ATTENTION_FORWARD_SM90_PREDICATES,
-            needs_of=needs,
-        ),
-    )
+    return single_pass(candidate, shape_of(candidate), ATTENTION_FORWARD_SM90_PREDICATES, needs)
 
 
 MOST_SMEM_BYTES = 227 * 1024  # of a CTA, as the traits have it

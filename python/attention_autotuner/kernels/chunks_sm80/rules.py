@@ -20,10 +20,6 @@ MAX_WARPS = 16
 MIN_PRECOMPUTED_CHUNK = 32  # rows of scores that a copy of all threads fills whole
 
 
-def _chunk_range(s: ChunkShape) -> str | None:
-    return None if s.chunk in CHUNKS else f"chunk must be one of {CHUNKS}, got {s.chunk}"
-
-
 def _chunk_warps_range(s: ChunkShape) -> str | None:
     along, deep = s.knobs.column_warps, s.knobs.depth_warps
     if MIN_WARPS <= along * deep <= MAX_WARPS and along * deep % 2 == 0:
@@ -31,15 +27,6 @@ def _chunk_warps_range(s: ChunkShape) -> str | None:
     return (
         f"column_warps * depth_warps must be even and in {MIN_WARPS}..{MAX_WARPS}, got "
         f"{along} * {deep}"
-    )
-
-
-def _chunk_divides_among_depth_warps(s: ChunkShape) -> str | None:
-    if s.chunk % (16 * s.knobs.depth_warps) == 0:
-        return None
-    return (
-        f"chunk must be a multiple of 16 * depth_warps, got {s.chunk} for "
-        f"{s.knobs.depth_warps} depth warps"
     )
 
 
@@ -65,12 +52,12 @@ def _super_chunk_multiple_of_chunk(s: ChunkShape) -> str | None:
 
 
 CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
-    "chunk_range": _chunk_range,
+    "chunk_range": known("chunk", CHUNKS),
     "chunk_stages_range": within("num_stages", 1, MAX_STAGES),
     "depth_warps_range": known("depth_warps", DEPTH_WARPS),
     "chunk_warps_range": _chunk_warps_range,
     "columns_divide_among_warps": divides("columns", "column_warps", "warps"),
-    "chunk_divides_among_depth_warps": _chunk_divides_among_depth_warps,
+    "chunk_divides_among_depth_warps": divides("chunk", "depth_warps", "depth warps"),
     "inline_divides_chunk": _inline_divides_chunk,
     "precomputed_needs_chunk_of_32": _precomputed_needs_chunk_of_32,
     "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..shared.passes import Pass
+from ..shared.passes import Pass, single_pass
 from ..shared.rules import Rule, known, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment
 from .resources import ROWS, GemmSm90Shape, needs, shape_of
@@ -36,12 +36,6 @@ GEMM_SM90_PREDICATES: dict[str, Rule[GemmSm90Shape]] = {
 
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The launch that the knobs size; the one that adds splits up is the same for all."""
-    return (
-        Pass(
-            kernel=candidate.kernel,
-            subject=shape_of(candidate),
-            rules=GEMM_SM90_PREDICATES,
-            needs_of=needs,
-            symbol=r"gemm_sm90I",
-        ),
+    return single_pass(
+        candidate, shape_of(candidate), GEMM_SM90_PREDICATES, needs, symbol=r"gemm_sm90I"
     )

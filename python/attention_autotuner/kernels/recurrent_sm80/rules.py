@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..shared.passes import Pass
+from ..shared.passes import Pass, single_pass
 from ..shared.rules import Rule, state_fits_registers, within
 from .knobs import knobs_of
 from .resources import THREAD_COLUMNS, RecurrentShape, needs, row_groups
@@ -41,6 +41,5 @@ RECURRENT_PREDICATES: dict[str, Rule[RecurrentShape]] = {
 
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The one launch of a candidate."""
-    knobs = knobs_of(candidate)
-    shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
-    return (Pass(kernel=knobs.kernel, subject=shape, rules=RECURRENT_PREDICATES, needs_of=needs),)
+    shape = RecurrentShape(knobs=knobs_of(candidate), padded_dim_qk=candidate.padded_dim_qk)
+    return single_pass(candidate, shape, RECURRENT_PREDICATES, needs)

@@ -6,11 +6,12 @@ They are what the kernel headers can compile at all; each is the twin of the ``s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
-from ..shared.rules import Rule, divides, product_within, within
+from ..shared.rules import Rule, divides, multiple_of_16, product_within, within
 from .knobs import BackwardKnobs
 from .resources import KeyShape, PassShape, RowShape, needs, shapes
 
@@ -23,12 +24,6 @@ MAX_ROW_STAGES = 2
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
 MAX_COLUMN_WARPS = 2
-
-
-def _keys_block_m_multiple_of_16(s: KeyShape) -> str | None:
-    if s.knobs.block_m % 16 == 0 and 16 <= s.knobs.block_m <= MAX_BLOCK_M:
-        return None
-    return f"block_m must be a multiple of 16 in 16..{MAX_BLOCK_M}, got {s.knobs.block_m}"
 
 
 def _keys_query_subtiles_divide(s: KeyShape) -> str | None:
@@ -65,7 +60,7 @@ def _rows_slices_divide_padded_dim(s: RowShape) -> str | None:
 
 
 KEY_PREDICATES: dict[str, Rule[KeyShape]] = {
-    "keys_block_m_multiple_of_16": _keys_block_m_multiple_of_16,
+    "keys_block_m_multiple_of_16": multiple_of_16("block_m", MAX_BLOCK_M),
     "keys_warps_range": within("warp_pairs", 1, MAX_PAIRS),
     "keys_block_n_divides_among_pairs": divides("block_n", "warp_pairs", "pairs"),
     "keys_num_stages_range": within("num_stages", 1, MAX_KEY_STAGES),
@@ -90,7 +85,7 @@ RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its
 def pass_of(shape: PassShape) -> Pass:
     """The launch of a pass."""
     is_keys = isinstance(shape, KeyShape)
-    rules: dict[str, Rule[Any]] = {**KEY_PREDICATES} if is_keys else {**ROW_PREDICATES}
+    rules: Mapping[str, Rule[Any]] = KEY_PREDICATES if is_keys else ROW_PREDICATES
     symbol = KEYS_SYMBOL if is_keys else ROWS_SYMBOL.format(RESULTS.index(shape.name))
     return Pass(
         kernel=BackwardKnobs.kernel, subject=shape, rules=rules, needs_of=needs, symbol=symbol

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
 from ..shared.rules import Rule, known, within
@@ -141,20 +144,12 @@ RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its
 
 def pass_of(shape: PassShape) -> Pass:
     """The launch of a pass."""
+    rules: Mapping[str, Rule[Any]] = PASS_SM90_PREDICATES
+    symbol = SYMBOL.format(RESULTS.index(shape.result))
     if isinstance(shape, StoredPassShape):
-        return Pass(
-            kernel=BackwardSm90Knobs.kernel,
-            subject=shape,
-            rules=STORED_SM90_PREDICATES,
-            needs_of=needs,
-            symbol=STORED_SYMBOL,
-        )
+        rules, symbol = STORED_SM90_PREDICATES, STORED_SYMBOL
     return Pass(
-        kernel=BackwardSm90Knobs.kernel,
-        subject=shape,
-        rules=PASS_SM90_PREDICATES,
-        needs_of=needs,
-        symbol=SYMBOL.format(RESULTS.index(shape.result)),
+        kernel=BackwardSm90Knobs.kernel, subject=shape, rules=rules, needs_of=needs, symbol=symbol
     )
 
 

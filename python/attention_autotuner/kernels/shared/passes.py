@@ -80,9 +80,14 @@ def single_pass(
     subject: Any,
     rules: Mapping[str, Rule[Any]],
     needs_of: Callable[[Any], KernelNeeds],
+    symbol: str = "",
 ) -> tuple[Pass, ...]:
     """The launches of a candidate that has one."""
-    return (Pass(kernel=candidate.kernel, subject=subject, rules=rules, needs_of=needs_of),)
+    return (
+        Pass(
+            kernel=candidate.kernel, subject=subject, rules=rules, needs_of=needs_of, symbol=symbol
+        ),
+    )
 
 
 def kernel_violation(candidate: Candidate, passes: Iterable[Pass]) -> Violation | None:

@@ -27,11 +27,17 @@ def first_violation(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Vio
     return None
 
 
+def _value(subject: Any, name: str) -> int:
+    """A knob of a subject or, where it has none of that name, what the subject itself has."""
+    value: int = getattr(subject.knobs if hasattr(subject.knobs, name) else subject, name)
+    return value
+
+
 def within(knob: str, least: int, most: int) -> Rule[Any]:
     """A rule: a knob lies between two values, both included."""
 
     def rule(subject: Any) -> str | None:
-        value = getattr(subject.knobs, knob)
+        value = _value(subject, knob)
         return None if least <= value <= most else f"{knob} must be in {least}..{most}, got {value}"
 
     return rule
@@ -41,8 +47,20 @@ def known(knob: str, values: tuple[int, ...]) -> Rule[Any]:
     """A rule: a knob has one of some values."""
 
     def rule(subject: Any) -> str | None:
-        value = getattr(subject.knobs, knob)
+        value = _value(subject, knob)
         return None if value in values else f"{knob} must be one of {values}, got {value}"
+
+    return rule
+
+
+def multiple_of_16(knob: str, most: int) -> Rule[Any]:
+    """A rule: a knob is a multiple of 16 up to some value."""
+
+    def rule(subject: Any) -> str | None:
+        value = _value(subject, knob)
+        if value % 16 == 0 and 16 <= value <= most:
+            return None
+        return f"{knob} must be a multiple of 16 in 16..{most}, got {value}"
 
     return rule
 
@@ -51,7 +69,7 @@ def divides(knob: str, count: str, parties: str) -> Rule[Any]:
     """A rule: a knob is so many times 16, or a multiple, as another knob counts parties that share it."""
 
     def rule(subject: Any) -> str | None:
-        value, number = getattr(subject.knobs, knob), getattr(subject.knobs, count)
+        value, number = _value(subject, knob), _value(subject, count)
         if value % (16 * number) == 0:
             return None
         return f"{knob} must be a multiple of 16 * {count}, got {value} for {number} {parties}"
@@ -63,7 +81,7 @@ def product_within(first: str, second: str, least: int, most: int) -> Rule[Any]:
     """A rule: the product of two knobs lies between two values, both included."""
 
     def rule(subject: Any) -> str | None:
-        a, b = getattr(subject.knobs, first), getattr(subject.knobs, second)
+        a, b = _value(subject, first), _value(subject, second)
         if least <= a * b <= most:
             return None
         return f"{first} * {second} must be in {least}..{most}, got {a} * {b}"
@@ -80,16 +98,6 @@ def state_fits_registers(subject: Any) -> str | None:
         f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
         f"{registers}"
     )
-
-
-def _padded_dim_range(name: str, most: int) -> Rule[Candidate]:
-    def rule(candidate: Candidate) -> str | None:
-        dim = getattr(candidate, name)
-        if dim % 16 == 0 and 16 <= dim <= most:
-            return None
-        return f"{name} must be a multiple of 16 in 16..{most}, got {dim}"
-
-    return rule
 
 
 def _copy_bytes_known(c: Candidate) -> str | None:
@@ -138,8 +146,8 @@ def _registers_fit(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
 
 
 CLASS_PREDICATES: dict[str, Rule[Candidate]] = {
-    "padded_dim_qk_range": _padded_dim_range("padded_dim_qk", MAX_DIM_QK),
-    "padded_dim_v_range": _padded_dim_range("padded_dim_v", MAX_DIM_V),
+    "padded_dim_qk_range": multiple_of_16("padded_dim_qk", MAX_DIM_QK),
+    "padded_dim_v_range": multiple_of_16("padded_dim_v", MAX_DIM_V),
 }
 COPY_PREDICATES: dict[str, Rule[Candidate]] = {"copy_bytes_known": _copy_bytes_known}
 ARCH_PREDICATES: dict[str, ArchRule] = {

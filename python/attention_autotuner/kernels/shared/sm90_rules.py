@@ -8,6 +8,7 @@ from .sm90_tiles import Sm90Shape
 
 MODIFICATIONS = frozenset((*ALL, SPANS)) - {"attn_mask"}
 """Score modifications that attention's kernels can be compiled with."""
+MAX_MASK_STAGES = 4
 LACKS_MASKS = (
     "scores stand in registers in the order of WGMMA, in which a tensor of masks would be read word by word: family "
     "sm80 does that"
@@ -26,6 +27,14 @@ def warpgroups_range(s: Sm90Shape) -> str | None:
     if s.consumer_registers is not None:
         return None
     return f"warpgroups must be one of {tuple(s.registers_by_warpgroups)}, got {s.knobs.warpgroups}"
+
+
+def mask_stages_range(s: Sm90Shape) -> str | None:
+    """A mask has stages where there is one."""
+    least, most = (1, MAX_MASK_STAGES) if s.masked else (0, 0)
+    if least <= s.knobs.mask_stages <= most:
+        return None
+    return f"mask_stages must be in {least}..{most}, got {s.knobs.mask_stages}"
 
 
 def fragments_fit_warpgroup(s: Sm90Shape) -> str | None:

@@ -43,6 +43,11 @@ class Sm90Shape:
         return PACKED in self.candidate.modifications
 
     @property
+    def masked(self) -> bool:
+        """True where scores are multiplied with an explicit mask, whose tiles stream beside the others."""
+        return self.candidate.score == "masked"
+
+    @property
     def registers_beside(self) -> int:
         """Registers that a thread needs at least beside its fragments."""
         return REGISTERS_BESIDE_FRAGMENTS_MIN
