@@ -9,7 +9,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, TileList, in_sequence
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
@@ -32,11 +32,7 @@ SECTION_BYTES = 24e6  # kSectionBytes of the entry
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate: its passes, the preprocess of rows, and what adds sums up."""
     passes = shapes(candidate)

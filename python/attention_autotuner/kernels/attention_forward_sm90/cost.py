@@ -7,7 +7,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import TileList, l2_us
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usages
 from ..shared.schedule import tiles_of
 from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
 from ..shared.tile_costs import ELEMENT_BYTES
@@ -63,11 +63,7 @@ def tile_clk(
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate; infinite where an SM does not hold it, or has no WGMMA."""
     (usage,) = usages

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, cells
-from ..shared.rules import Rule
 from ..shared.sm90_rules import LACKS_MASKS
 from . import cost, resources, rules, space
 from .knobs import AttentionForwardSm90Knobs, knobs_of
@@ -23,8 +19,8 @@ class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     workspace_bytes = staticmethod(resources.workspace_bytes)
-    pruning: ClassVar[Mapping[str, Rule[Candidate]]] = rules.PRUNING_PREDICATES
-    lacks_because: ClassVar[str] = LACKS_MASKS
+    pruning = rules.PRUNING_PREDICATES
+    lacks_because = LACKS_MASKS
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

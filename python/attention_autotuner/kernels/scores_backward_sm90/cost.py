@@ -39,33 +39,19 @@ def _predict_pass(
     problem: Problem, shape: PassShape, spec: ArchSpec, usage: Usage, fit: Coefficients
 ) -> Estimate:
     """The time of one pass; infinite where an SM does not hold it, or has no WGMMA."""
-    if isinstance(shape, StoredPassShape):
-        return _predict_stored(problem, shape, spec, usage, fit)
     knobs = shape.knobs
     scores = knobs.block_rows * knobs.block_columns
-    streamed = knobs.block_columns * shape.depth + knobs.step_columns * shape.columns  # elements
-    stores = shape.result == "dq" and knobs_of(shape.candidate).stored_dk is not None
-    return predict_steps(
-        _tiles_of(problem, shape),
-        spec,
-        usage,
-        fit,
-        threads=knobs.num_threads,
-        mma_clk=mma_clk(knobs.block_rows * streamed, spec) / fit.wgmma_efficiency,
-        exposed_clk=fit.wgmma_score_clk * scores + fit.wgmma_step_clk,
-        block_clk=fit.wgmma_tile_clk,
-        moved_bytes=ELEMENT_BYTES * (streamed + (2 if stores else 1) * scores),
-        once=once_bytes(problem) + (_stored_bytes(problem) if stores else 0),
-        overlap_loss=fit.wgmma_overlap_loss,
-    )
-
-
-def _predict_stored(
-    problem: Problem, shape: StoredPassShape, spec: ArchSpec, usage: Usage, fit: Coefficients
-) -> Estimate:
-    """The time of the pass that multiplies stored scores; infinite where an SM does not hold it, or has no WGMMA."""
-    knobs = shape.knobs
-    products = knobs.block_rows * knobs.block_columns * shape.columns
+    if isinstance(shape, StoredPassShape):  # it multiplies scores, and computes none
+        products, exposed_clk = scores * shape.columns, 0.0
+        moved = int(ELEMENT_BYTES * shape.stage_elements / NEIGHBOURS_L2_GAIN)
+        once = _stored_bytes(problem)
+    else:
+        streamed = knobs.block_columns * shape.depth + knobs.step_columns * shape.columns
+        products = knobs.block_rows * streamed
+        exposed_clk = fit.wgmma_score_clk * scores + fit.wgmma_step_clk
+        stores = shape.result == "dq" and knobs_of(shape.candidate).stored_dk is not None
+        moved = ELEMENT_BYTES * (streamed + (2 if stores else 1) * scores)
+        once = once_bytes(problem) + (_stored_bytes(problem) if stores else 0)
     return predict_steps(
         _tiles_of(problem, shape),
         spec,
@@ -73,10 +59,10 @@ def _predict_stored(
         fit,
         threads=knobs.num_threads,
         mma_clk=mma_clk(products, spec) / fit.wgmma_efficiency,
-        exposed_clk=0.0,
+        exposed_clk=exposed_clk,
         block_clk=fit.wgmma_tile_clk,
-        moved_bytes=int(ELEMENT_BYTES * shape.stage_elements / NEIGHBOURS_L2_GAIN),
-        once=_stored_bytes(problem),
+        moved_bytes=moved,
+        once=once,
         overlap_loss=fit.wgmma_overlap_loss,
     )
 

@@ -13,7 +13,6 @@ from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cell
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, resources, rules, space
 from .knobs import ForwardKnobs, knobs_of
-from .rules import PRUNING_PREDICATES
 
 
 class ScoresForwardSm80(Kernel[ForwardKnobs]):
@@ -26,7 +25,7 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     predict = staticmethod(cost.predict)
     workspace_bytes = staticmethod(resources.workspace_bytes)
     renamed = RENAMED_ORDERS | RENAMED_SCORES
-    pruning = PRUNING_PREDICATES
+    pruning = rules.PRUNING_PREDICATES
 
     def lacks(self, problem: Problem) -> tuple[str, ...] | None:
         """As of any kernel; with a decay or a mask, sequences are not packed."""

@@ -119,14 +119,9 @@ def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> Ker
     counts = work.counts
     if problem.score == "softmax":
         names = problem.modifications
-        exponentials = sum(EXPONENTIALS.get(name, 0.0) for name in names)
-        alu_share = sum(ALU_SHARES.get(name, 0.0) for name in names)
-        bent = replace(
-            counts,
-            exponentials=counts.exponentials + exponentials,
-            alu_share=counts.alu_share + alu_share,
-        )
-        return replace(work, counts=bent) if names else work
+        exponentials = counts.exponentials + sum(EXPONENTIALS.get(name, 0.0) for name in names)
+        alu_share = counts.alu_share + sum(ALU_SHARES.get(name, 0.0) for name in names)
+        return replace(work, counts=replace(counts, exponentials=exponentials, alu_share=alu_share))
     if problem.score == "decayed":
         exponentials, alu_share = fit.score_decayed_exponentials, fit.score_decayed_alu_share
         return replace(work, counts=replace(counts, exponentials=exponentials, alu_share=alu_share))
