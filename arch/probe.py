@@ -150,58 +150,54 @@ class CudaDriver:
                 f"this machine has no CUDA driver: {DRIVER_LIBRARY} cannot be loaded; "
                 "name the architecture instead, e.g. device_type='A100'"
             ) from error
-        self._check(self._library.cuInit(0), "cuInit")
+        self._call("cuInit", 0)
 
-    def _check(self, status: int, call: str) -> None:
+    def _call(self, function: str, *arguments: Any, said: str = "") -> None:
+        """Call the driver; where ``said`` is given, an error names the function so."""
+        status = getattr(self._library, function)(*arguments)
         if status == 0:
             return
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(status, ctypes.byref(text))
         detail = text.value.decode() if text.value else "unknown error"
         raise UnsupportedArchitectureError(
-            f"the CUDA driver found no usable GPU: {call} returned {status} ({detail}); "
+            f"the CUDA driver found no usable GPU: {said or function} returned {status} ({detail}); "
             "name the architecture instead, e.g. device_type='A100'"
         )
 
     def version(self) -> int:
         """The newest CUDA version the driver supports, as 1000 * major + 10 * minor."""
-        value = ctypes.c_int()
-        self._check(self._library.cuDriverGetVersion(ctypes.byref(value)), "cuDriverGetVersion")
-        return value.value
+        return self._integer("cuDriverGetVersion")
 
     def count(self) -> int:
         """Number of visible devices."""
-        value = ctypes.c_int()
-        self._check(self._library.cuDeviceGetCount(ctypes.byref(value)), "cuDeviceGetCount")
-        return value.value
+        return self._integer("cuDeviceGetCount")
 
     def name(self, device: int) -> str:
         """A device's name."""
         buffer = ctypes.create_string_buffer(256)
-        status = self._library.cuDeviceGetName(buffer, len(buffer), self._handle(device))
-        self._check(status, "cuDeviceGetName")
+        self._call("cuDeviceGetName", buffer, len(buffer), self._handle(device))
         return buffer.value.decode()
 
     def attribute(self, device: int, attribute: int) -> int:
         """One ``CUdevice_attribute`` of a device."""
-        value = ctypes.c_int()
-        status = self._library.cuDeviceGetAttribute(
-            ctypes.byref(value), attribute, self._handle(device)
-        )
-        self._check(status, f"cuDeviceGetAttribute({attribute})")
-        return value.value
+        said = f"cuDeviceGetAttribute({attribute})"
+        return self._integer("cuDeviceGetAttribute", attribute, self._handle(device), said=said)
 
     def uuid(self, device: int) -> UUID:
         """A device's identity, whatever its index is in this process."""
         raw = (ctypes.c_ubyte * 16)()
-        status = self._library.cuDeviceGetUuid(raw, self._handle(device))
-        self._check(status, "cuDeviceGetUuid")
+        self._call("cuDeviceGetUuid", raw, self._handle(device))
         return UUID(bytes=bytes(raw))
 
-    def _handle(self, device: int) -> ctypes.c_int:
-        handle = ctypes.c_int()
-        self._check(self._library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
-        return handle
+    def _handle(self, device: int) -> int:
+        return self._integer("cuDeviceGet", device)
+
+    def _integer(self, function: str, *arguments: Any, said: str = "") -> int:
+        """The integer that a function of the driver gives through its first argument."""
+        value = ctypes.c_int()
+        self._call(function, ctypes.byref(value), *arguments, said=said)
+        return value.value
 
 
 @remembered("driver", permanent=True)
