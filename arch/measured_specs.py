@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,7 @@ class MeasuredSpec:
 
     def to_json(self) -> dict[str, Any]:
         """The form of the file."""
-        return {
-            "schema": SCHEMA,
-            "spec": {item.name: getattr(self.spec, item.name) for item in fields(ArchSpec)},
-            "sources": dict(self.sources),
-            "policy": self.policy,
-            "environment": dict(self.environment),
-        }
+        return {"schema": SCHEMA, **asdict(self)}
 
     def fits(self, properties: DeviceProperties) -> bool:
         """True where a device is of the measured kind: its chip, with as many SMs."""
@@ -189,10 +183,7 @@ def _value(name: str, kind: Any, value: Any) -> Any:
         return two_integers(f"spec.{name}", value)
     if kind == "int" and type(value) is not int:
         raise ArchSpecError(f"spec.{name} must be an integer, got {value!r}")
-    try:
-        number = checked_number(name, value)
-    except ArchSpecError as error:
-        raise ArchSpecError(f"spec.{error}") from error
+    number = checked_number(f"spec.{name}", value)
     return int(number) if kind == "int" else number
 
 
@@ -200,7 +191,7 @@ def checked_number(name: str, value: Any) -> float:
     """A number of a spec, which is positive; wgmma's rate may be 0.
 
     Args:
-        name: of the field.
+        name: of the field, after whatever it is a part of.
         value: out of a file.
 
     Raises:
@@ -208,6 +199,6 @@ def checked_number(name: str, value: Any) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ArchSpecError(f"{name} must be a number, got {value!r}")
-    if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+    if value < 0 or (value == 0 and not name.endswith(MAY_BE_ZERO)):
         raise ArchSpecError(f"{name} must be positive, got {value!r}")
     return float(value)
