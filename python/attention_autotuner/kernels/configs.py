@@ -74,22 +74,12 @@ def candidate_from_config(config: Mapping[str, Any]) -> Candidate:
     if config["family"] != kernel.family:
         raise TypeError(f"{kernel.name} is not of family {config['family']}")
     values = {name: value for name, value in config.items() if name not in ("kernel", "family")}
-    knobs = knobs_from_config(kernel.knobs, reworded(config["knobs"], kernel.renamed))
+    knobs = _built(kernel.knobs, reworded(config["knobs"], kernel.renamed))
     return Candidate(**{**values, "knobs": knobs})
 
 
-def knobs_from_config(kind: type[KernelKnobs], config: Mapping[str, Any]) -> KernelKnobs:
-    """Rebuild a kernel's knobs from their JSON form.
-
-    Raises:
-        TypeError: a field is unknown or missing.
-        ValueError: the knobs contradict each other.
-    """
-    knobs: KernelKnobs = _built(kind, config)
-    return knobs
-
-
 def _built(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Knobs, or a nested part of them, from their JSON form."""
     hints = _hints(kind)
     nested = {
         name: _built(_class_of(hints[name]), value)

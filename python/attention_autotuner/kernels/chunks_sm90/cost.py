@@ -5,7 +5,7 @@ A chunk is a chain of MMAs that wait for each other: its clocks hardly hang on t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 from ...arch.spec import ArchSpec
@@ -20,21 +20,6 @@ from . import resources
 from .resources import ChunkSm90Shape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stretches:
-    """The stretches of the sequences that one launch takes.
-
-    Attributes:
-        tokens: of one head.
-        stretch: of them, those that one CTA takes.
-        states_only: there are neither Q nor an output.
-    """
-
-    tokens: int
-    stretch: int
-    states_only: bool = False
-
-
 def predict(
     problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
@@ -43,19 +28,18 @@ def predict(
     shape = resources.shape_of(candidate)
     tokens, stretch = problem.seqlen_q, shape.knobs.super_chunk
     heads = problem.batch * problem.heads_q
+    predict_pass = partial(_predict_pass, problem, shape, spec, usage, fit)
     if not 0 < stretch < tokens:
-        whole = Stretches(tokens=tokens, stretch=tokens)
-        return _predict_pass(problem, shape, whole, spec, usage, fit)
-    output = Stretches(tokens=tokens, stretch=stretch)
+        return predict_pass(tokens, tokens)
     count = -(-tokens // stretch) - 1
     ctas = heads * shape.slices * count
     pieces = pieces_of(stretch, chunk=shape.knobs.chunk, ctas=ctas)
-    before = replace(output, tokens=stretch * count, stretch=stretch // pieces, states_only=True)
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
     moved = 4 * states * count * pieces  # of the backward: written, scanned, read
     auxiliary = engine.AuxiliaryWork().plus(moved, spec, fit)
     launches = [
-        _predict_pass(problem, shape, stretches, spec, usage, fit) for stretches in (output, before)
+        predict_pass(tokens, stretch),
+        predict_pass(stretch * count, stretch // pieces, states_only=True),
     ]
     return engine.in_sequence(launches, auxiliary, spec)
 
@@ -63,24 +47,31 @@ def predict(
 def _predict_pass(
     problem: Problem,
     shape: ChunkSm90Shape,
-    stretches: Stretches,
     spec: ArchSpec,
     usage: Usage,
     fit: Coefficients,
+    tokens: int,
+    stretch: int,
+    *,
+    states_only: bool = False,
 ) -> Estimate:
+    """The time of a launch over so many tokens of each head, of which a CTA takes a stretch.
+
+    Where it only sums states, there are neither Q nor an output.
+    """
     knobs = shape.knobs
     heads = problem.batch * problem.heads_q
-    ctas = heads * shape.slices * -(-stretches.tokens // stretches.stretch)
+    ctas = heads * shape.slices * -(-tokens // stretch)
     placed = engine.residency(spec, usage, threads=knobs.num_threads, ctas=ctas)
     if placed is None or not spec.wgmma_flops_per_clk_per_sm:
         return engine.infeasible()
     resident, rounds = placed.per_sm, placed.waves
-    chunks = -(-min(stretches.stretch, stretches.tokens) // knobs.chunk)
+    chunks = -(-min(stretch, tokens) // knobs.chunk)
     # Multiply-adds of a token: with K; and where there is an output, with the state, and scores with V.
     macs = shape.depth * shape.columns
     fill = shape.depth + shape.columns
     moved = problem.dim_qk + problem.dim_v  # of a token, through device memory
-    if not stretches.states_only:
+    if not states_only:
         macs += shape.depth * (shape.columns + knobs.chunk) + shape.columns * knobs.chunk
         fill += shape.depth
         moved *= 2
@@ -91,7 +82,7 @@ def _predict_pass(
         + engine.spill_clk(usage, knobs.num_threads, fit)
     )
     chain_clk *= 1.0 + fit.chunk_sm90_next_group * (resident * knobs.warpgroups - 1)
-    if stretches.states_only:
+    if states_only:
         chain_clk *= fit.chunk_sm90_states_share
     chunk_clk = max(tensor_clk, chain_clk)
     to_us = 1 / spec.sm_clock_mhz
@@ -102,7 +93,7 @@ def _predict_pass(
         "tensor_us": rounds * chunks * tensor_clk * to_us,
         "chain_us": rounds * chunks * (chunk_clk - tensor_clk) * to_us,
         "l2_us": engine.l2_us(ctas * chunks * knobs.chunk * fill * ELEMENT_BYTES, spec),
-        "hbm_us": engine.hbm_us(ELEMENT_BYTES * heads * stretches.tokens * moved, spec, bandwidth),
+        "hbm_us": engine.hbm_us(ELEMENT_BYTES * heads * tokens * moved, spec, bandwidth),
         "cta_us": start_us,
         "imbalance_us": (ceil(rounds) - rounds) * chunks * chunk_clk * to_us,
     }

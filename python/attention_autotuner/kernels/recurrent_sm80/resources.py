@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ...arch.occupancy import KernelNeeds
 from ..shared.passes import launch_needs
+from ..shared.workspace import SUM_BYTES
 from .knobs import RecurrentKnobs
 
 THREAD_COLUMNS = 4
-SUM_BYTES = 4  # fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +22,13 @@ class RecurrentShape:
     @property
     def state_registers(self) -> int:
         """Registers of a thread for its elements of the state."""
-        return THREAD_COLUMNS * thread_rows(self.padded_dim_qk, self.knobs)
+        # A thread holds at least one row where there are groups to spare.
+        return THREAD_COLUMNS * -(-self.padded_dim_qk // max(1, row_groups(self.knobs)))
 
 
 def row_groups(knobs: RecurrentKnobs) -> int:
     """Groups of threads that share the state's rows."""
     return knobs.num_threads * THREAD_COLUMNS // knobs.columns
-
-
-def thread_rows(padded_dim_qk: int, knobs: RecurrentKnobs) -> int:
-    """Rows of the state that one thread holds; at least 1 where there are groups to spare."""
-    return -(-padded_dim_qk // max(1, row_groups(knobs)))
 
 
 def needs(shape: RecurrentShape) -> KernelNeeds:
