@@ -35,9 +35,8 @@ from .knobs import STORED, BackwardPassSm90, DqShareSm90, knobs_of
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
 REGISTERS_BESIDE_FACTORS = 56  # of retnet's steps of more than 64 columns
-REGISTERS_BESIDE_SPARING = (
-    32  # by turns, and of the interleaved order where dQ is another warpgroup's
-)
+# By turns, and of the interleaved order where dQ is another warpgroup's.
+REGISTERS_BESIDE_SPARING = 32
 OWN_DQ_STAGES = 2  # of shares on their way to the thread that stores them, if a warpgroup of its own computes them
 SWAPPED_BLOCK = 80  # queries of a step for which rows of dQ's MMAs are columns of dQ
 VALUE_BYTES = 4  # of a row of base or of shift

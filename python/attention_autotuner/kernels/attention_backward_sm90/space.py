@@ -154,17 +154,14 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     if takes_both(problem):
         fused = AHEAD
     if fused is FEEDS and problem.widest_dim == BELOW_WIDE:
-        fused = (
-            *TURNS,
-            *WITHOUT_TURNS,
-        )  # on an H200, 4 x 16 x 4096, causal, bf16: 1219 us against 1317
+        # On an H200, 4 x 16 x 4096, causal, bf16: 1219 us against 1317.
+        fused = (*TURNS, *WITHOUT_TURNS)
 
     def first_of(
         space: AttentionBackwardSm90Space, fused: tuple[Feed, ...] = fused
     ) -> AttentionBackwardSm90Knobs | None:
-        points = _points(
-            problem, space, spec, fused
-        )  # made one by one: the first legal one ends it
+        # Made one by one: the first legal one ends it.
+        points = _points(problem, space, spec, fused)
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
     if problem.deterministic:

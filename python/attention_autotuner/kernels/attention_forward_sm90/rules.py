@@ -116,11 +116,9 @@ def _output_fits_q(s: AttentionForwardSm90Shape) -> str | None:
 
 def _packed_tiles_are_of_a_head(s: AttentionForwardSm90Shape) -> str | None:
     knobs = [name for name in ("pack_gqa", "split_kv") if getattr(s.knobs, name)]
-    return (
-        f"tiles of packed sequences have no {' and no '.join(knobs)}"
-        if s.packed and knobs
-        else None
-    )
+    if not s.packed or not knobs:
+        return None
+    return f"tiles of packed sequences have no {' and no '.join(knobs)}"
 
 
 def _flat_holds_one_sequence(s: AttentionForwardSm90Shape) -> str | None:

@@ -70,7 +70,7 @@ class Preference:
     """A row of the default table.
 
     Attributes:
-        dim_qk, dim_v: padded head dims up to which it holds.
+        up_to: the padded head dims, of q and k and of v, up to which it holds.
         plan: warpgroups and main loop.
         block_n: key rows of a step, the first legal one.
         ping_pong: as the knob.
@@ -80,8 +80,7 @@ class Preference:
         claims: CTAs claim tiles without a causal mask, too, where there are more tiles than SMs.
     """
 
-    dim_qk: int
-    dim_v: int
+    up_to: tuple[int, int]
     plan: tuple[int, Mainloop]
     block_n: tuple[int, ...]
     ping_pong: bool = False
@@ -91,7 +90,8 @@ class Preference:
 
     def holds(self, problem: Problem) -> bool:
         """True for the problems that the row is about."""
-        if problem.padded_dim_qk > self.dim_qk or problem.padded_dim_v > self.dim_v:
+        dim_qk, dim_v = self.up_to
+        if problem.padded_dim_qk > dim_qk or problem.padded_dim_v > dim_v:
             return False
         least = self.least_keys[problem.causal]
         if least is None or problem.seqlen_k < least:
@@ -106,30 +106,27 @@ STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
     Preference(
-        dim_qk=64,
-        dim_v=64,
+        up_to=(64, 64),
         plan=(4, "serial"),
         block_n=(64,),
         ping_pong=True,
         least_keys=(None, 0),
         modifications=frozenset((SPANS,)),
     ),
-    Preference(dim_qk=64, dim_v=64, plan=(3, "serial"), block_n=(128,), least_keys=(2048, 8192)),
-    Preference(dim_qk=64, dim_v=64, plan=(4, "serial"), block_n=(64,), ping_pong=True),
-    Preference(dim_qk=80, dim_v=80, plan=(3, "serial"), block_n=(96,)),
-    Preference(dim_qk=96, dim_v=96, plan=(3, "serial"), block_n=(80,)),
-    Preference(dim_qk=112, dim_v=112, plan=(3, "serial"), block_n=(64,)),
+    Preference(up_to=(64, 64), plan=(3, "serial"), block_n=(128,), least_keys=(2048, 8192)),
+    Preference(up_to=(64, 64), plan=(4, "serial"), block_n=(64,), ping_pong=True),
+    Preference(up_to=(80, 80), plan=(3, "serial"), block_n=(96,)),
+    Preference(up_to=(96, 96), plan=(3, "serial"), block_n=(80,)),
+    Preference(up_to=(112, 112), plan=(3, "serial"), block_n=(64,)),
     Preference(
-        dim_qk=128,
-        dim_v=128,
+        up_to=(128, 128),
         plan=(2, "overlap_flat"),
         block_n=(128,),
         least_keys=(None, 0),
         modifications=frozenset(("alibi_slopes", "sinks")),
     ),
     Preference(
-        dim_qk=128,
-        dim_v=128,
+        up_to=(128, 128),
         plan=(3, "serial"),
         block_n=(80, 64),
         ping_pong=True,
@@ -138,8 +135,7 @@ PREFERENCES: tuple[Preference, ...] = (
     ),
     *(
         Preference(
-            dim_qk=128,
-            dim_v=128,
+            up_to=(128, 128),
             plan=(3, "serial"),
             block_n=(80,),
             ping_pong=True,
@@ -149,8 +145,7 @@ PREFERENCES: tuple[Preference, ...] = (
         for modifications in (frozenset[str](), frozenset(("softcap",)))
     ),
     Preference(
-        dim_qk=128,
-        dim_v=128,
+        up_to=(128, 128),
         plan=(3, "serial"),
         block_n=(64,),
         ping_pong=True,
@@ -158,15 +153,14 @@ PREFERENCES: tuple[Preference, ...] = (
         modifications=frozenset(("softcap", SPANS)),
     ),
     Preference(
-        dim_qk=128,
-        dim_v=128,
+        up_to=(128, 128),
         plan=(3, "serial"),
         block_n=(64,),
         least_keys=(2048, 0),
         claims=True,
     ),
-    Preference(dim_qk=192, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 80)),
-    Preference(dim_qk=256, dim_v=256, plan=(2, "overlap"), block_n=(128, 96, 64)),
+    Preference(up_to=(192, 256), plan=(2, "overlap"), block_n=(128, 96, 80)),
+    Preference(up_to=(256, 256), plan=(2, "overlap"), block_n=(128, 96, 64)),
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
 LEAST_QUERIES = 64  # rows of a warpgroup: with fewer, most of its MMAs are wasted
@@ -272,8 +266,9 @@ def _of_tile(
     variations: Iterable[Variation],
 ) -> Iterator[AttentionForwardSm90Knobs]:
     warpgroups, mainloop, block_n = tile
-    for (q_stages, output), stages, variation in product(space.ends, space.key_stages, variations):
-        optimistic, ping_pong, schedule = variation
+    for (q_stages, output), stages, (optimistic, ping_pong, schedule) in product(
+        space.ends, space.key_stages, variations
+    ):
         yield AttentionForwardSm90Knobs(
             warpgroups=warpgroups,
             block_n=block_n,

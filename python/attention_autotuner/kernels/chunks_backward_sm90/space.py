@@ -17,12 +17,9 @@ from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseBackwardSm90Knobs
 from .rules import passes_of
 
-TILES = (
-    (2, 1),
-    (1, 2),
-    (1, 1),
-)  # warpgroups and CTAs an SM, the first legal pair being the default's
-STAGES = (3, 2, 4)  # likewise
+# Warpgroups and CTAs an SM, the first legal pair being the default's, and stages, likewise.
+TILES = ((2, 1), (1, 2), (1, 1))
+STAGES = (3, 2, 4)
 # A depth in parts counts as 512: on an H200, a V of 320 takes as long as by warps, 384 and more are worth it untuned.
 MIN_IN_PARTS = 384
 
@@ -61,9 +58,8 @@ def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | No
 
 def _width(problem: Problem) -> int:
     """Columns that the passes with the fewest CTAs have, each as many as the knobs say."""
-    halves = (
-        2 if problem.padded_dim_v > PART_DEPTH else 1
-    )  # in parts, CTAs of dq and dk have half of them
+    # In parts, CTAs of dq and dk have half of them.
+    halves = 2 if problem.padded_dim_v > PART_DEPTH else 1
     return min(halves * problem.padded_dim_qk, problem.padded_dim_v)
 
 

@@ -25,9 +25,8 @@ FULL_CTAS = 2  # CTAs an SM from which a sequence need not be divided
 EMPLOYED = 0.75  # of the SMs, that a division which needs no tuning gives a CTA
 MIN_COLUMNS = 32  # of a CTA, whatever the head dim: two warps of 16
 MIN_SUPER_CHUNK = 256  # tokens
-PACKED_SUPER_CHUNK = (
-    1024  # tokens; of packed sequences whatever their lengths, as kernels cut none that is shorter
-)
+# Tokens; of packed sequences whatever their lengths, as kernels cut none that is shorter.
+PACKED_SUPER_CHUNK = 1024
 
 
 @dataclass(frozen=True, kw_only=True)

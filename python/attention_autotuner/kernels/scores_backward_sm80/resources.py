@@ -16,6 +16,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.passes import launch_needs
 from ..shared.workspace import (
+    ELEMENT_BYTES,
     SUM_BYTES,
     bias_sums_bytes,
     count_blocks,
@@ -26,7 +27,6 @@ from ..shared.workspace import (
 )
 from .knobs import KeyPass, RowPass, knobs_of
 
-ELEMENT_BYTES = 2  # fp16 and bf16
 ENOUGH_CTAS = 2 * RTX4090_SPEC.num_sms  # two a SM of the GPU with most that the family is tuned for
 LSE_DELTA_BYTES = 8  # of a query: its LSE and delta in fp32
 

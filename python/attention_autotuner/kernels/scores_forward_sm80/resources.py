@@ -11,10 +11,9 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.split_kv import queries_are_few, split_bytes
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import layout_bytes, span_bytes, states_bytes
+from ..shared.workspace import ELEMENT_BYTES, layout_bytes, span_bytes, states_bytes
 from .knobs import knobs_of
 
-ELEMENT_BYTES = 2  # fp16 and bf16
 FEW_QUERIES = 129  # fewer wait for their keys
 ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/common/tile.cuh
 

@@ -78,10 +78,8 @@ def _tiles_in_window(
 
 
 def _tiles_in_spans(problem: Problem, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
-    ends, length = (
-        spans.document_ends(problem),
-        problem.seqlen_q if by_queries else problem.seqlen_k,
-    )
+    ends = spans.document_ends(problem)
+    length = problem.seqlen_q if by_queries else problem.seqlen_k
     span_of = spans.span_of_query if by_queries else spans.span_of_key
     counts = []
     for start in range(0, length, block):
