@@ -150,17 +150,14 @@ def from_properties(properties: DeviceProperties) -> Policy:
 
 def policy_of_its_own(spec: ArchSpec) -> Policy:
     """A policy for a GPU that belongs to none of the known ones, within its own limits."""
-    own_spec = spec
 
     class Probed(Policy):
         """Candidates for a GPU that has no policy here, within its own limits."""
 
-        name = own_spec.name
-        build_arch = native_arch(own_spec.compute_capability)
-        families = tuple(
-            family for family in FAMILIES if runs_on(family, own_spec.compute_capability)
-        )
-        default_spec = own_spec
+        name = spec.name
+        build_arch = native_arch(spec.compute_capability)
+        families = tuple(family for family in FAMILIES if runs_on(family, spec.compute_capability))
+        default_spec = spec
 
     return Probed()
 
