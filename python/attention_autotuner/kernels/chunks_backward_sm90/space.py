@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..chunks_sm80.space import ChunkPasses
 from ..chunks_sm90.resources import PART_DEPTH
-from ..chunks_sm90.space import MIN_TOKENS, WHOLE_TILES, suits_whole
+from ..chunks_sm90.space import (
+    MIN_TOKENS,
+    WHOLE_TILES,
+    ChunkSm90Space,
+    divided,
+    suits_whole,
+    undivided,
+)
 from ..shared.passes import first_legal, points_of
-from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseBackwardSm90Knobs
 from .rules import passes_of
 
-# Warpgroups and CTAs an SM, the first legal pair being the default's, and stages, likewise.
-TILES = ((2, 1), (1, 2), (1, 1))
-STAGES = (3, 2, 4)
+SPACE = ChunkSm90Space(tiles=((2, 1), (1, 2), (1, 1)))
 # A depth in parts counts as 512: on an H200, a V of 320 takes as long as by warps, 384 and more are worth it untuned.
 MIN_IN_PARTS = 384
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
-    passes = ChunkPasses(problem, spec)
-    for knobs in points_of(problem, spec, _points(problem), passes_of):
-        if isinstance(knobs, Rejection):
-            yield knobs
-            continue
-        for size in passes.super_chunks(knobs.columns, _width(problem)):
-            if size % knobs.chunk == 0:
-                yield replace(knobs, super_chunk=size)
+    checked = points_of(problem, spec, _points(problem), passes_of)
+    return divided(checked, problem, _width(problem), spec)
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | None:
@@ -64,10 +61,5 @@ def _width(problem: Problem) -> int:
 
 
 def _points(problem: Problem) -> Iterator[ChunkwiseBackwardSm90Knobs]:
-    """Knobs without super-chunks, none with columns that every gradient lacks."""
-    most = -(-problem.widest_dim // SWIZZLE_COLUMNS)
-    if problem.seqlen_q < MIN_TOKENS:
-        return
-    for (groups, ctas), stages in product(TILES, STAGES):
-        if groups <= most:
-            yield ChunkwiseBackwardSm90Knobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)
+    if problem.seqlen_q >= MIN_TOKENS:
+        yield from undivided(ChunkwiseBackwardSm90Knobs, problem.widest_dim, SPACE)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeVar
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..chunks_sm80.space import ChunkPasses
 from ..shared.forms import forms
-from ..shared.passes import check_passes
+from ..shared.passes import check_passes, points_of
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseSm90Knobs
 from .rules import passes_of
+
+K = TypeVar("K", bound=ChunkwiseSm90Knobs)
 
 MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
 # The states of divided sequences are a pass of their own. By the cost model, over 120 shapes, it does not pay where
@@ -46,15 +49,23 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Re
     """Every point of the space, as knobs or as the rejection that says why not."""
     if not _is_taken(problem):
         return
+    whole = _points(problem, SPACES.get(spec.name, ChunkSm90Space()))
+    checked = points_of(problem, spec, whole, passes_of)
+    yield from divided(checked, problem, problem.padded_dim_v, spec)
+
+
+def divided(
+    points: Iterable[K | Rejection], problem: Problem, width: int, spec: ArchSpec
+) -> Iterator[K | Rejection]:
+    """Points with every size of super-chunks that is worth a try, where CTAs share so many columns."""
     passes = ChunkPasses(problem, spec)
-    for knobs in _points(problem, SPACES.get(spec.name, ChunkSm90Space())):
-        rejection = check_passes(Candidate.of(problem, knobs), passes_of, spec)
-        if rejection is not None:
-            yield rejection
+    for point in points:
+        if isinstance(point, Rejection):
+            yield point
             continue
-        for size in passes.super_chunks(knobs.columns, problem.padded_dim_v):
-            if size % knobs.chunk == 0:
-                yield replace(knobs, super_chunk=size)
+        for size in passes.super_chunks(point.columns, width):
+            if size % point.chunk == 0:
+                yield replace(point, super_chunk=size)
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
@@ -98,8 +109,12 @@ def _is_taken(problem: Problem) -> bool:
 
 
 def _points(problem: Problem, space: ChunkSm90Space) -> Iterator[ChunkwiseSm90Knobs]:
-    """Knobs without super-chunks."""
-    most = -(-problem.padded_dim_v // SWIZZLE_COLUMNS)
+    return undivided(ChunkwiseSm90Knobs, problem.padded_dim_v, space)
+
+
+def undivided(kind: type[K], columns: int, space: ChunkSm90Space) -> Iterator[K]:
+    """Knobs without super-chunks, none with columns that the widest result lacks."""
+    most = -(-columns // SWIZZLE_COLUMNS)
     for (groups, ctas), stages in product(space.tiles, space.num_stages):
         if groups <= most:
-            yield ChunkwiseSm90Knobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)
+            yield kind(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)
