@@ -35,30 +35,21 @@ def predict(
     problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate: its passes, the preprocess of rows, and what adds sums up."""
-    passes = shapes(candidate)
     launches = [
         _pass_time(problem, shape, spec, usage, fit)
-        for shape, usage in zip(passes, usages, strict=True)
+        for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
-    return in_sequence(launches, _auxiliary(problem, candidate, passes[0], spec, fit), spec)
+    return in_sequence(launches, _auxiliary(problem, candidate, spec, fit), spec)
 
 
 def step_clks(
-    shape: BackwardPassSm90Shape,
-    spec: ArchSpec,
-    fit: Coefficients,
-    modified: float = 1.0,
-    *,
-    causal: bool = False,
+    problem: Problem, shape: BackwardPassSm90Shape, spec: ArchSpec, fit: Coefficients
 ) -> tuple[float, float]:
-    """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them.
-
-    A softmax takes `modified` times what one of plain scores does.
-    """
+    """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them."""
     scores = shape.block_rows * shape.knobs.block_columns
     mma = mma_clk(scores * shape.products, spec)
     hidden = HIDDEN_SHARES[shape.knobs.issue_order]
-    exposed = fit.gradient_sm90_score_clk * scores * hidden * modified
+    exposed = fit.gradient_sm90_score_clk * scores * hidden * modified_softmax(problem)
     if shape.scores_at_once:
         exposed *= AT_ONCE_SHARE
     exposed += fit.gradient_sm90_step_clk + fit.gradient_sm90_load_clk * late_loads(shape)
@@ -67,7 +58,7 @@ def step_clks(
     exposed += fit.gradient_sm90_share_clk
     if is_ordered(shape):
         exposed += fit.gradient_sm90_semaphore_clk
-        if causal:  # a block of keys has fewer steps, but waits at them for those before it
+        if problem.causal:  # a block of keys has fewer steps, but waits at them for those before it
             exposed = fit.gradient_sm90_causal_wait * (mma + exposed) - mma
     added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     # Sums leave beside everything else, at the rate of additions in L2.
@@ -112,8 +103,7 @@ def _pass_time(
         # CTAs that wait for each other keep even, whatever their shares are.
         persistent=whole.persistent and not is_ordered(shape),
     )
-    modified = modified_softmax(problem)
-    mma, exposed = step_clks(shape, spec, fit, modified, causal=problem.causal)
+    mma, exposed = step_clks(problem, shape, spec, fit)
     block_clk = fit.gradient_sm90_tile_clk
     if whole.persistent:
         block_clk *= fit.gradient_sm90_next_share
@@ -150,15 +140,11 @@ def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, gr
 
 
 def _auxiliary(
-    problem: Problem,
-    candidate: Candidate,
-    first: BackwardPassSm90Shape,
-    spec: ArchSpec,
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, fit: Coefficients
 ) -> AuxiliaryWork:
     """The preprocess, which clears the sums of dQ, and kernels that end dQ, dK and dV. Early launches cost nothing."""
     batch, rows_q, _ = problem.extents
-    rows = batch * problem.heads_q * rows_q
+    rows, first = batch * problem.heads_q * rows_q, shapes(candidate)[0]
     sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
     cleared = 0 if first.share is None or first.share.dq_add in STORED else sums
     moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + cleared]

@@ -17,12 +17,9 @@ from .resources import AttentionForwardSm90Shape, shape_of
 
 
 def step_clks(
-    shape: AttentionForwardSm90Shape, spec: ArchSpec, fit: Coefficients, modified: float = 1.0
+    problem: Problem, shape: AttentionForwardSm90Shape, spec: ArchSpec, fit: Coefficients
 ) -> tuple[float, float]:
-    """Clocks of an SM for one key tile of all warpgroups: of its MMAs, and of what the softmax adds to them.
-
-    A softmax takes `modified` times what one of plain scores does.
-    """
+    """Clocks of an SM for one key tile of all warpgroups: of its MMAs, and of what the softmax adds to them."""
     knobs = shape.knobs
     scores = knobs.block_m * knobs.score_keys
     products = scores * shape.candidate.padded_dim_qk
@@ -32,7 +29,7 @@ def step_clks(
         softmax = fit.attention_sm90_mask_score_clk * scores
     else:
         softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
-        softmax *= fit.attention_sm90_softmax_share * modified
+        softmax *= fit.attention_sm90_softmax_share * modified_softmax(problem)
         if not knobs.optimistic:
             softmax *= fit.attention_sm90_exact_share
         if knobs.mainloop != "serial":
@@ -81,7 +78,7 @@ def predict(
         longest_first=problem.causal or problem.packed,
         persistent=knobs.schedule == "static",
     )
-    mma_clk, exposed_clk = step_clks(shape, spec, fit, modified_softmax(problem))
+    mma_clk, exposed_clk = step_clks(problem, shape, spec, fit)
     rows_of_mask = knobs.block_m if shape.masked else 0
     # A launch of its own clears the counter; those that list blocks or find spans do it beside.
     counts = knobs.schedule == "dynamic" or problem.packed or problem.spanned

@@ -85,7 +85,7 @@ def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
         return first
     # On an H200, whole backwards at 256/512: fp16 2245 us against 2316 (8 x 8 x 2k) and 4296 against 4427 (4 x 8 x 4k),
     # bf16 2156 against 2224 and 4197 against 4286.
-    others = _narrow_reads(Candidate.of(problem, first), first, space)
+    others = _narrow_reads(problem, first, space)
     return next((k for k in others if k.dv.exchange_stages and k.dq.kept_depth), first)
 
 
@@ -131,27 +131,23 @@ def _points(
         whole = BackwardSm90Knobs(
             dq=plain, dk=plain, dv=replace(plain, slices=slices), cta_order=order
         )
-        candidate = Candidate.of(problem, whole)
-        dq, dk, dv = (fit(shape, spec) or shape.knobs for shape in computing_shapes(candidate))
+        passes = computing_shapes(Candidate.of(problem, whole))
+        dq, dk, dv = (fit(shape, spec) or shape.knobs for shape in passes)
         for gathered in space.gathered_stores:
             knobs = replace(whole, dq=dq, dk=dk, dv=dv, gathered_stores=gathered)
             if knobs not in seen:
                 seen.add(knobs)
                 yield knobs
                 if (groups, columns) == WIDE_TILE and not ping_pong and gathered:
-                    yield from _wide_points(problem, candidate, knobs, space, spec)
+                    yield from _wide_points(problem, knobs, space, spec)
 
 
 def _wide_points(
-    problem: Problem,
-    candidate: Candidate,
-    knobs: BackwardSm90Knobs,
-    space: BackwardSm90Space,
-    spec: ArchSpec,
+    problem: Problem, knobs: BackwardSm90Knobs, space: BackwardSm90Space, spec: ArchSpec
 ) -> Iterator[BackwardSm90Knobs]:
     """The same with passes that read less of shared memory, as wide results need, and each with stored scores."""
     stored_dk = _stored_pass(problem, knobs, spec)
-    for made in _narrow_reads(candidate, knobs, space):
+    for made in _narrow_reads(problem, knobs, space):
         if made != knobs:
             yield made
         if stored_dk is not None:
@@ -172,10 +168,10 @@ def _stored_pass(problem: Problem, knobs: BackwardSm90Knobs, spec: ArchSpec) -> 
 
 
 def _narrow_reads(
-    candidate: Candidate, knobs: BackwardSm90Knobs, space: BackwardSm90Space
+    problem: Problem, knobs: BackwardSm90Knobs, space: BackwardSm90Space
 ) -> Iterator[BackwardSm90Knobs]:
     """Passes whose results are as wide as an MMA, which shared memory holds up: those that read less of it."""
-    every = computing_shapes(replace(candidate, knobs=knobs))
+    every = computing_shapes(Candidate.of(problem, knobs))
     widest = [shape.result for shape in every if shape.columns == MAX_COLUMNS]
     shared = [knobs.dv]
     if knobs.dv.slices == 2:  # as a cluster, in which each computes half of the scores
