@@ -12,6 +12,7 @@ from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.modifications import PACKED, TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
+from ..shared import workspace
 from ..shared.sm90_tiles import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
@@ -20,16 +21,7 @@ from ..shared.sm90_tiles import (
     Sm90Shape,
     whole_columns,
 )
-from ..shared.workspace import (
-    LISTED_BYTES,
-    SUM_BYTES,
-    bias_sums_bytes,
-    count_blocks,
-    count_head_splits,
-    lse_delta_bytes,
-    shared_gradient_bytes,
-    span_bytes,
-)
+from ..shared.workspace import LISTED_BYTES, SUM_BYTES
 from .knobs import STORED, BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
@@ -241,7 +233,7 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
-    return count_head_splits(problem, shapes(candidate)[0].block_rows, ENOUGH_CTAS)
+    return workspace.count_head_splits(problem, shapes(candidate)[0].block_rows, ENOUGH_CTAS)
 
 
 def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
@@ -249,8 +241,7 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     if shape.share is None:
         return 0
     block = shape.knobs.block_columns
-    blocks = count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
-    tiles = problem.extents[0] * problem.heads_q * blocks
+    tiles = workspace.query_tiles(problem, block)
     counted = dict.fromkeys(STORED, 1) | {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups}
     semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
     counters = (
@@ -263,16 +254,16 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     """Bytes of LSE and delta, sums of dQ, partial dK and dV, the list of packed blocks, sums for a bias table."""
     sums = dq_sum_bytes(problem, shapes(candidate)[0])
-    partial = shared_gradient_bytes(problem, head_splits(problem, candidate))
     listed = 0
     if problem.packed:
         blocks = (
-            count_blocks(problem, shape.block_rows, by_queries=shape.by_queries)
+            workspace.count_blocks(problem, shape.block_rows, by_queries=shape.by_queries)
             for shape in shapes(candidate)
         )
         listed = LISTED_BYTES * (max(blocks) + 1)  # and how many there are
-    used = lse_delta_bytes(problem) + sums + partial + listed + span_bytes(problem)
-    of_bias = bias_sums_bytes(problem)
+    usual = workspace.backward_bytes(problem, head_splits(problem, candidate))
+    used = usual + sums + listed
+    of_bias = workspace.bias_sums_bytes(problem)
     if sums_bias(problem, candidate):
         keys = shapes(candidate)[0]
         key_blocks = -(-problem.seqlen_k // keys.block_rows)

@@ -18,12 +18,10 @@ from ..shared.passes import launch_needs
 from ..shared.workspace import (
     ELEMENT_BYTES,
     SUM_BYTES,
+    backward_bytes,
     bias_sums_bytes,
-    count_blocks,
     count_head_splits,
-    lse_delta_bytes,
-    shared_gradient_bytes,
-    span_bytes,
+    query_tiles,
 )
 from .knobs import KeyPass, RowPass, knobs_of
 
@@ -247,10 +245,6 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     for shape in shapes(candidate):
         if isinstance(shape, KeyShape) and shape.one_pass:
             block = shape.knobs.block_m
-            blocks = (
-                count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
-            )
-            heads = problem.extents[0] * problem.heads_q
-            sums = SUM_BYTES * heads * blocks * block * problem.padded_dim_qk
-    shared = shared_gradient_bytes(problem, shares_of_group(problem, candidate))
-    return lse_delta_bytes(problem) + sums + shared + bias_sums_bytes(problem) + span_bytes(problem)
+            sums = SUM_BYTES * query_tiles(problem, block) * block * problem.padded_dim_qk
+    usual = backward_bytes(problem, shares_of_group(problem, candidate))
+    return usual + sums + bias_sums_bytes(problem)

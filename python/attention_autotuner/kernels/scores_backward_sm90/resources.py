@@ -16,12 +16,7 @@ from ...core.problem import Problem
 from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
-from ..shared.workspace import (
-    count_head_splits,
-    layout_bytes,
-    lse_delta_bytes,
-    shared_gradient_bytes,
-)
+from ..shared.workspace import backward_bytes, count_head_splits, layout_bytes
 from .knobs import Sm90Pass, StoredPass, knobs_of
 
 FACTOR_BYTES = 4
@@ -214,9 +209,8 @@ def head_splits(problem: Problem, candidate: Candidate) -> int:
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     """Bytes of LSE and delta, of partial dK and dV, and of stored scores where r is a constant."""
-    splits = head_splits(problem, candidate)
-    rows = lse_delta_bytes(problem) + shared_gradient_bytes(problem, splits)
+    usual = backward_bytes(problem, head_splits(problem, candidate))
     if knobs_of(candidate).stored_dk is None:
-        return rows
+        return usual
     bands = ScoreBands.of(problem, candidate)
-    return layout_bytes([rows, min(bands.count, 2) * bands.num_bytes])
+    return layout_bytes([usual, min(bands.count, 2) * bands.num_bytes])

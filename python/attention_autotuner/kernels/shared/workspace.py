@@ -90,6 +90,12 @@ def count_blocks(problem: Problem, block: int, spare: int = 1, *, by_queries: bo
     return problem.packed_rows[not by_queries] // block + (problem.batch + 1) * spare
 
 
+def query_tiles(problem: Problem, block: int) -> int:
+    """Blocks of queries of all heads, batch included; of packed sequences as many as there are at most."""
+    blocks = count_blocks(problem, block) if problem.packed else -(-problem.seqlen_q // block)
+    return problem.extents[0] * problem.heads_q * blocks
+
+
 def list_bytes(problem: Problem, block: int, *, by_queries: bool) -> list[int]:
     """Bytes of a list of the blocks of packed sequences, and of its length; the twin of ``BlockList``."""
     if not problem.packed:
@@ -127,3 +133,9 @@ def shared_gradient_bytes(problem: Problem, splits: int) -> int:
         return 0
     rows = splits * problem.batch * problem.heads_kv * problem.seqlen_k
     return SUM_BYTES * rows * (problem.padded_dim_qk + problem.padded_dim_v)
+
+
+def backward_bytes(problem: Problem, splits: int) -> int:
+    """Bytes that every backward over scores takes: of LSE and delta, of partial dK and dV, and of spans."""
+    gradients = shared_gradient_bytes(problem, splits)
+    return lse_delta_bytes(problem) + gradients + span_bytes(problem)
