@@ -11,13 +11,7 @@ from ..shared.rules import Rule, multiple_of_16, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, mask_stages_range, tma_needs_alignment
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
-from .resources import (
-    CONSUMER_REGISTERS,
-    SWAPPED_BLOCK,
-    BackwardPassSm90Shape,
-    needs,
-    shapes,
-)
+from .resources import CONSUMER_REGISTERS, SWAPPED_BLOCK, BackwardPassSm90Shape, needs, shapes
 
 MAX_STAGES = 4
 MAX_DS_STAGES = 2

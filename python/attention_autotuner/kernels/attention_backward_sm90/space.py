@@ -19,6 +19,7 @@ from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import first_legal, points_of
+from . import suitability
 from .knobs import (
     PASSES,
     STORED,
@@ -32,15 +33,7 @@ from .knobs import (
 )
 from .resources import SWAPPED_BLOCK, BackwardPassSm90Shape, shapes, smem_bytes
 from .rules import PRUNING_PREDICATES, pass_of, passes_of
-from .suitability import (
-    WIDE,
-    is_uneven,
-    may_queue,
-    pays_masked,
-    pays_stored,
-    takes_both,
-    usual_order,
-)
+from .suitability import WIDE
 
 # With the stages of what streams for S and for dP, and True where the rows' own operands stay in registers.
 Feed = tuple[IssueOrder, tuple[int, int], bool]
@@ -137,11 +130,11 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     ALiBi at d128 the loop spills then, and no GPU has run the others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
-    if few or (problem.mask == "explicit" and not pays_masked(problem, spec)):
+    if few or (problem.mask == "explicit" and not suitability.pays_masked(problem, spec)):
         return None
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
-    space = replace(space, cta_orders=(usual_order(problem, spec),))
-    uneven, long = is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
+    space = replace(space, cta_orders=(suitability.usual_order(problem, spec),))
+    uneven, long = suitability.is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
     modified = bool(problem.compiled_modifications)
     long_uneven = LONG_QUEUED_ROWS if problem.deterministic else LONG_CAUSAL_ROWS
     swaps = not modified and problem.seqlen_q >= (long_uneven if uneven else LONG_ROWS)
@@ -151,7 +144,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
     few_steps = (uneven or modified) and not long
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
-    if takes_both(problem):
+    if suitability.takes_both(problem):
         fused = AHEAD
     if fused is FEEDS and problem.widest_dim == BELOW_WIDE:
         # On an H200, 4 x 16 x 4096, causal, bf16: 1219 us against 1317.
@@ -165,7 +158,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
     if problem.deterministic:
-        if may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications):
+        if suitability.may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications):
             queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
             first = first_of(queued, FEEDS)
             if first is not None and first.dq_share is not None:
@@ -176,10 +169,10 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         return first
     # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
     # against 514 at 512 tokens, 381 against 423 where these are causal.
-    better = replace(first, early_launches=True, gathered_stores=True)
+    better = _launched(first, True)
     if better not in _points(problem, space, spec, fused):
         return first
-    if not pays_stored(problem, first, spec):
+    if not suitability.pays_stored(problem, first, spec):
         return better
     # Sums that nobody clears: there 454 us against 467, and 369 against 392 causal.
     stored = first_of(replace(space, cta_orders=("raster",), dq_adds=("stored",)))
@@ -202,6 +195,9 @@ def _points(
     tiles = tuple(product(space.key_blocks, space.query_tiles))
     blocks = space.widest_blocks if widest > WIDEST else space.wide_blocks
     raced = min(problem.padded_dim_qk, problem.padded_dim_v) >= SHARED_KEYS_DIM
+    other = {WIDE: AHEAD, BELOW_WIDE: TURNS}.get(widest)
+    if suitability.takes_both(problem):
+        other = AHEAD
     if widest > WIDE:
         tiles = tuple(product(blocks, product((2,), blocks)))
         feeds += (AHEAD, SERIAL)
@@ -209,11 +205,10 @@ def _points(
         for mask_stages, (dq_by, block), of_pass, dq_add, early in product(
             masks, space.shares, (fused, TURNS, AHEAD, SERIAL), space.dq_adds, space.early
         ):
-            other = AHEAD if takes_both(problem) else {WIDE: AHEAD, BELOW_WIDE: TURNS}.get(widest)
             feeding = of_pass is fused or of_pass is other
-            usual = cta_order == usual_order(problem, spec) and feeding
+            usual = cta_order == suitability.usual_order(problem, spec) and feeding
             if dq_add in STORED:
-                queues = may_queue(problem) and block <= SWAPPED_BLOCK
+                queues = suitability.may_queue(problem) and block <= SWAPPED_BLOCK
                 offered = queues if dq_add == "queued" else block in space.stored_blocks
                 offered = offered and early and feeding and cta_order == "raster"
             elif dq_add == "bulk":
@@ -226,17 +221,8 @@ def _points(
             plain = BackwardPassSm90(
                 block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
             )
-            knobs = _fitted(
-                problem,
-                spec,
-                "fused",
-                plain,
-                of_pass,
-                cta_order,
-                dq_share=share,
-                early_launches=early,
-                gathered_stores=early,
-            )
+            knobs = _fitted(problem, spec, "fused", plain, of_pass, cta_order, dq_share=share)
+            knobs = _launched(knobs, early)
             if knobs not in seen and (knobs.deterministic or not problem.deterministic):
                 seen.add(knobs)
                 yield knobs
@@ -252,11 +238,11 @@ def _points(
                 )
                 dq = replace(plain, warpgroups=groups, block_columns=columns)
                 knobs = _fitted(problem, spec, decomposition, plain, of_pass, cta_order, dq=dq)
-                usual = cta_order == usual_order(problem, spec) and of_pass is FEEDS
+                usual = cta_order == suitability.usual_order(problem, spec) and of_pass is FEEDS
                 for early in space.early:
                     if early and not (usual and (problem.deterministic or widest > WIDE)):
                         continue
-                    launched = replace(knobs, early_launches=early, gathered_stores=early)
+                    launched = _launched(knobs, early)
                     if launched not in seen:
                         seen.add(launched)
                         yield launched
@@ -274,10 +260,15 @@ def _shared(
     """Points of keys that warpgroups share, beside a pass over queries of so many keys a step."""
     dq = BackwardPassSm90(block_columns=columns, issue_order=FEEDS[0][0])
     for (block, order), early in product(space.shared_keys, reversed(space.early)):
-        if not early or cta_order == usual_order(problem, spec):
+        if not early or cta_order == suitability.usual_order(problem, spec):
             keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
             knobs = _fitted(problem, spec, "two_pass", keys, FEEDS, cta_order, dq=dq)
-            yield replace(knobs, early_launches=early, gathered_stores=early)
+            yield _launched(knobs, early)
+
+
+def _launched(knobs: AttentionBackwardSm90Knobs, early: bool) -> AttentionBackwardSm90Knobs:
+    """A point whose launches are early and whose stores are gathered, or neither."""
+    return replace(knobs, early_launches=early, gathered_stores=early)
 
 
 def _fitted(
@@ -294,7 +285,7 @@ def _fitted(
     knobs = AttentionBackwardSm90Knobs(
         decomposition=decomposition,
         cta_order=cta_order,
-        persistent=not is_uneven(problem, spec),
+        persistent=not suitability.is_uneven(problem, spec),
         **passes,
     )
     fitted = {

@@ -6,14 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.candidate import Candidate
+from ..shared import sm90_rules
 from ..shared.passes import Pass, single_pass
 from ..shared.rules import Rule, multiple_of_16, within
-from ..shared.sm90_rules import (
-    fragments_fit_warpgroup,
-    mask_stages_range,
-    tma_needs_alignment,
-    warpgroups_range,
-)
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import knobs_of
 from .resources import AttentionForwardSm90Shape, needs, shape_of
@@ -128,14 +123,14 @@ def _flat_holds_one_sequence(s: AttentionForwardSm90Shape) -> str | None:
 
 
 ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = {
-    "tma_needs_alignment": tma_needs_alignment,
-    "warpgroups_range": warpgroups_range,
+    "tma_needs_alignment": sm90_rules.tma_needs_alignment,
+    "warpgroups_range": sm90_rules.warpgroups_range,
     "block_n_fits_mma": multiple_of_16("block_n", MAX_COLUMNS),
     "value_columns_fit_mma": _value_columns_fit_mma,
     "q_stages_range": within("q_stages", 1, 2),
     "k_stages_range": within("k_stages", 1, MAX_KEY_STAGES),
     "v_stages_range": within("v_stages", 1, MAX_KEY_STAGES),
-    "mask_stages_range": mask_stages_range,
+    "mask_stages_range": sm90_rules.mask_stages_range,
     "mask_fills_blocks": _mask_fills_blocks,
     "exchange_stages_range": within("exchange_stages", 0, MAX_EXCHANGE_STAGES),
     "two_slices_share_scores": _two_slices_share_scores,
@@ -152,7 +147,7 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "output_leaves_directly": _output_leaves_directly,
     "packed_tiles_are_of_a_head": _packed_tiles_are_of_a_head,
     "flat_holds_one_sequence": _flat_holds_one_sequence,
-    "fragments_fit_warpgroup": fragments_fit_warpgroup,
+    "fragments_fit_warpgroup": sm90_rules.fragments_fit_warpgroup,
 }
 
 

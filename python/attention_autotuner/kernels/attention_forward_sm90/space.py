@@ -11,12 +11,7 @@ from ...core.candidate import Rejection
 from ...core.modifications import SPANS
 from ...core.problem import Problem
 from ..shared.passes import first_legal, points_of
-from ..shared.split_kv import (
-    keys_should_split,
-    queries_are_few,
-    rows_of_group,
-    split_counts,
-)
+from ..shared.split_kv import keys_should_split, queries_are_few, rows_of_group, split_counts
 from . import masked_space
 from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
 from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of

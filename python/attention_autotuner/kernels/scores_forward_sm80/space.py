@@ -16,11 +16,7 @@ from ..shared.estimates import expected_usage
 from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
 from ..shared.passes import check_passes, first_legal, points_of
-from ..shared.split_kv import (
-    keys_should_split,
-    rows_of_group,
-    split_counts,
-)
+from ..shared.split_kv import keys_should_split, rows_of_group, split_counts
 from .knobs import ForwardKnobs
 from .resources import keys_stream, needs
 from .rules import (
