@@ -10,10 +10,11 @@ from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, TileList, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
+from ..shared.kernel_cost import reductions
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
-from ..shared.workspace import ROW_VALUES, SUM_BYTES, span_bytes
+from ..shared.workspace import ROW_VALUES, SUM_BYTES
 from .knobs import STORED, knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
 
@@ -145,15 +146,10 @@ def _auxiliary(
     """The preprocess, which clears the sums of dQ, and kernels that end dQ, dK and dV. Early launches cost nothing."""
     batch, rows_q, _ = problem.extents
     rows, first = batch * problem.heads_q * rows_q, shapes(candidate)[0]
-    sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
+    sums = dq_sum_bytes(problem, first)
     cleared = 0 if first.share is None or first.share.dq_add in STORED else sums
     moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + cleared]
-    if problem.spanned:
-        moved.append(span_bytes(problem))
-    if splits > 1:
-        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
-        once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
-        moved.append(once * (2 * splits * SUM_BYTES + ELEMENT_BYTES))  # written, read, added up
+    moved += reductions(problem, head_splits(problem, candidate))
     if sums:
         moved.append(sums + rows * problem.dim_qk * ELEMENT_BYTES)
     moved = [round(num_bytes / fit.gradient_sm90_bandwidth) for num_bytes in moved]

@@ -14,10 +14,10 @@ from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
-from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
+from ..shared.kernel_cost import KernelWork, predict_kernel, reductions, with_score_mod
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
-from ..shared.workspace import SUM_BYTES, span_bytes
+from ..shared.workspace import SUM_BYTES
 from . import resources
 from .knobs import knobs_of
 from .resources import LSE_DELTA_BYTES, KeyShape, PassShape, RowShape
@@ -42,21 +42,16 @@ def predict(
 
 def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[int, ...]:
     """Bytes through device memory of each kernel around the passes: the preprocess, and what adds sums up."""
-    batch, rows, of_keys = problem.extents
+    batch, rows, _ = problem.extents
     rows *= batch * problem.heads_q
     sums = rows * problem.padded_dim_qk * SUM_BYTES
     # O, its gradient, the LSE and its gradient; out come LSE and delta. Retnet reads r alone.
     read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
     preprocess = rows * (read + 2 * LSE_DELTA_BYTES)
-    reductions: tuple[int, ...] = (span_bytes(problem),) if problem.spanned else ()
-    if shares > 1:
-        rows_k = batch * problem.heads_kv * of_keys
-        once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
-        # Written, read, and added up.
-        reductions += (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)
+    between = reductions(problem, shares)
     if not one_pass:
-        return preprocess, *reductions
-    return preprocess + sums, *reductions, sums + rows * problem.dim_qk * ELEMENT_BYTES
+        return preprocess, *between
+    return preprocess + sums, *between, sums + rows * problem.dim_qk * ELEMENT_BYTES
 
 
 @lru_cache(maxsize=8192)

@@ -10,6 +10,7 @@ from . import engine
 from .coefficients import Coefficients
 from .estimates import Estimate, Usage
 from .tile_costs import ELEMENT_BYTES, WARP, StepCounts, round_cost, tile_cost
+from .workspace import SUM_BYTES, span_bytes
 
 # What modifications add to a score, by counting instructions: results of ex2 and rcp, and fp32 work over that of a
 # softmax.
@@ -133,6 +134,19 @@ def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> Ker
     )
     once_bytes = work.once_bytes + mask_bytes(problem)
     return replace(work, counts=masked, batches=problem.batch, once_bytes=once_bytes)
+
+
+def reductions(problem: Problem, splits: int) -> list[int]:
+    """Bytes through device memory of each kernel that a backward may need: what finds spans, what adds dK and dV up.
+
+    The latter where so many CTAs, more than one, share a block of keys.
+    """
+    moved = [span_bytes(problem)] if problem.spanned else []
+    if splits > 1:
+        rows = problem.batch * problem.heads_kv * problem.seqlen_k
+        once = rows * (problem.padded_dim_qk + problem.padded_dim_v)
+        moved.append(once * (2 * splits * SUM_BYTES + ELEMENT_BYTES))  # written, read, added up
+    return moved
 
 
 def mask_bytes(problem: Problem) -> int:
