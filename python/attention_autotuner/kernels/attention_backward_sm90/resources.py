@@ -114,9 +114,8 @@ class BackwardPassSm90Shape(Sm90Shape):
     def products(self) -> int:
         """Columns of all MMAs of a step together, each as many FLOPs a score; without a gradient of r."""
         qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
-        return qk * (self.takes_scores + self.has_ds + (self.share is not None)) + v * (
-            self.has_ds + self.has_dv
-        )
+        of_qk = self.takes_scores + self.has_ds + (self.share is not None)
+        return qk * of_qk + v * (self.has_ds + self.has_dv)
 
     @property
     def dq_columns(self) -> int:
@@ -208,9 +207,8 @@ def sums_bias(problem: Problem, candidate: Candidate) -> bool:
     Where a CTA has several query heads, or no shared memory left, a kernel of its own does.
     """
     keys = shapes(candidate)[0]
-    if not _may_sum_bias(keys) or problem.heads_q // problem.heads_kv != head_splits(
-        problem, candidate
-    ):
+    one_head = problem.heads_q // problem.heads_kv == head_splits(problem, candidate)
+    if not (one_head and _may_sum_bias(keys)):
         return False
     without = replace(keys, candidate=replace(candidate, modifications=()))
     return smem_bytes(keys) > smem_bytes(without)
@@ -244,9 +242,8 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     tiles = workspace.query_tiles(problem, block)
     counted = dict.fromkeys(STORED, 1) | {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups}
     semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
-    counters = (
-        problem.batch * problem.heads_kv * head_splits(problem, shape.candidate) * SEMAPHORE_BYTES
-    )
+    groups = problem.batch * problem.heads_kv * head_splits(problem, shape.candidate)
+    counters = groups * SEMAPHORE_BYTES
     sums = tiles * block * problem.padded_dim_qk * SUM_BYTES
     return sums + -(-semaphores // 16) * 16 + -(-counters // 16) * 16
 

@@ -109,11 +109,8 @@ def _turns_share_registers(s: BackwardPassSm90Shape) -> str | None:
         return (
             "S and the share of dQ take turns in registers of a warpgroup of keys: they are as many"
         )
-    if (
-        s.candidate.score != "softmax"
-        or not {"softcap", "bias_table"}.isdisjoint(s.candidate.modifications)
-        or s.knobs.held_rows
-    ):
+    summed = not {"softcap", "bias_table"}.isdisjoint(s.candidate.modifications)
+    if s.candidate.score != "softmax" or summed or s.knobs.held_rows:
         return "by turns, dS takes P as its operand, for no sums of it, and rows have no registers"
     return None
 

@@ -82,11 +82,8 @@ def smem_bytes(shape: AttentionForwardSm90Shape) -> int:
         keys = (knobs.k_stages + knobs.v_stages) * max(shape.depth, shape.columns)
     mask = knobs.mask_stages * knobs.block_m
     elements = q + knobs.score_keys * (keys + mask)
-    exchanged = (
-        knobs.exchange_stages
-        * knobs.block_m
-        * (knobs.score_keys * ELEMENT_BYTES + EXCHANGED_ROW_BYTES)
-    )
+    exchanged_row = knobs.score_keys * ELEMENT_BYTES + EXCHANGED_ROW_BYTES
+    exchanged = knobs.exchange_stages * knobs.block_m * exchanged_row
     return ALIGNMENT_BYTES + ELEMENT_BYTES * elements + exchanged + BARRIER_BYTES
 
 

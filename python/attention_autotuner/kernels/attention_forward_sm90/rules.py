@@ -196,11 +196,9 @@ def _stages_use_shared_memory(c: Candidate) -> str | None:
 
 def _second_q_stage_pays(c: Candidate) -> str | None:
     knobs, stages = knobs_of(c), SHALLOW_STAGES
-    if (
-        knobs.q_stages == 2
-        or knobs.split_kv
-        or not _holds(c, q_stages=2, k_stages=stages, v_stages=stages)
-    ):
+    if knobs.q_stages == 2 or knobs.split_kv:
+        return None
+    if not _holds(c, q_stages=2, k_stages=stages, v_stages=stages):
         return None
     return f"shared memory holds a second stage of Q beside {stages} of K and V"
 

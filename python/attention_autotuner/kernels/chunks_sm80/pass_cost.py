@@ -16,7 +16,7 @@ from ..shared import engine, tile_costs
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.super_chunks import STATE_BYTES
-from ..shared.tile_costs import ELEMENT_BYTES, WARP, StepCounts, TileCost
+from ..shared.tile_costs import COPY_INSTRUCTIONS, ELEMENT_BYTES, WARP, StepCounts, TileCost
 from .knobs import ChunkPass
 
 VECTOR_COPY = 16  # bytes
@@ -194,9 +194,7 @@ def warp_clk(work: ChunkPassWork, spec: ArchSpec, fit: Coefficients) -> float:
     share_of_sm = spec.registers_per_sm // (knobs.num_threads * knobs.ctas_per_sm)
     missing = max(0.0, wanted - min(share_of_sm, spec.max_registers_per_thread))
     fill = c * (2 * work.depth + knobs.columns) * ELEMENT_BYTES
-    copies = (
-        tile_costs.COPY_INSTRUCTIONS[work.copy_bytes] - tile_costs.COPY_INSTRUCTIONS[VECTOR_COPY]
-    )
+    copies = COPY_INSTRUCTIONS[work.copy_bytes] - COPY_INSTRUCTIONS[VECTOR_COPY]
     narrow = copies * fill / tile_costs.LDMATRIX_BYTES / (knobs.column_warps * knobs.depth_warps)
     late_clk = {1: fit.chunk_late_clk_1_stage, 2: fit.chunk_late_clk_2_stages, 3: 0.0}
     return (

@@ -56,10 +56,7 @@ def shape_of(
     name: str, knobs: ChunkPass, chunk: int, super_chunk: int, padded_dims: tuple[int, int]
 ) -> ChunkShape:
     """A pass for padded head dims (of q and k, of v): dq and dk have the deep side in v, all others in q and k."""
-    padded_dim_qk, padded_dim_v = padded_dims
-    inner, width = (
-        (padded_dim_v, padded_dim_qk) if name in ("dq", "dk") else (padded_dim_qk, padded_dim_v)
-    )
+    inner, width = padded_dims[::-1] if name in ("dq", "dk") else padded_dims
     step = 16 * max(1, knobs.depth_warps)
     return ChunkShape(
         name=name,

@@ -187,10 +187,9 @@ class ChunkPasses:
 
     def chunk_order(self, depth: int) -> list[int]:
         """The space's chunks, those of the default table for an inner head dim first."""
-        first = [row.chunk for row in self._rows if depth <= row.up_to]
-        return list(
-            dict.fromkeys([c for c in first if c in self.space.chunks] + [*self.space.chunks])
-        )
+        known = self.space.chunks
+        first = (row.chunk for row in self._rows if depth <= row.up_to)
+        return list(dict.fromkeys(chunk for chunk in (*first, *known) if chunk in known))
 
     def rejections(self) -> list[Rejection]:
         """Rejections of the passes that are not legal, each for all candidates that would have it."""

@@ -32,13 +32,11 @@ def predict(
     clusters = -(-problem.seqlen_q // (knobs.block_m * knobs.cluster))
     splits, columns = splits_of(problem, candidate), -(-problem.dim_v // knobs.block_n)
     items = clusters * columns * splits
-    placed = engine.residency(
-        spec, usage, threads=knobs.num_threads, ctas=min(items * knobs.cluster, spec.num_sms)
-    )
+    busy = min(items * knobs.cluster, spec.num_sms)
+    placed = engine.residency(spec, usage, threads=knobs.num_threads, ctas=busy)
     if placed is None or not spec.wgmma_flops_per_clk_per_sm:
         return engine.infeasible()
     rounds = -(-items // (spec.num_sms // knobs.cluster))
-    busy = min(items * knobs.cluster, spec.num_sms)
     steps = -(-problem.dim_qk // BLOCK_K) / splits
     flops = 2 * knobs.block_m * knobs.block_n * BLOCK_K
     mma_clk = flops / (spec.wgmma_flops_per_clk_per_sm * MMA_SHARE)
@@ -59,12 +57,7 @@ def predict(
         "l2_us": rounds * steps * l2_clk * to_us,
         "hbm_us": engine.hbm_us(problem.bytes_moved, spec),
     }
-    estimate = engine.launch_estimate(
-        terms,
-        terms["tensor_us"] + terms["cta_us"],
-        placed,
-        spec,
-        overlap_loss=OVERLAP_LOSS,
-    )
+    compute = terms["tensor_us"] + terms["cta_us"]
+    estimate = engine.launch_estimate(terms, compute, placed, spec, overlap_loss=OVERLAP_LOSS)
     added = engine.AuxiliaryWork(kernels=int(sums > 0), us=engine.l2_us(2 * sums, spec))
     return engine.in_sequence([estimate], added, spec)

@@ -184,11 +184,9 @@ class ScoreBands:
         tiles_k = -(-problem.seqlen_k // knobs.dk_rows) * head_splits(problem, candidate)
         wanted = max(1, ENOUGH_CTAS // max(1, min(blocks_q * group, tiles_k)))
         batches = _even_share(problem.batch, wanted)
-        heads = (
-            _even_share(problem.heads_kv, max(1, wanted // batches))
-            if batches == problem.batch
-            else 1
-        )
+        heads = 1
+        if batches == problem.batch:
+            heads = _even_share(problem.heads_kv, max(1, wanted // batches))
         columns = -(-problem.seqlen_k // knobs.dq.block_columns) * knobs.dq.block_columns
         scores = blocks_q * knobs.dq.block_rows * columns
         return cls(

@@ -52,9 +52,8 @@ def _slice_stages_range(s: Sm90PassShape) -> str | None:
 
 def _kept_depth_range(s: Sm90PassShape) -> str | None:
     kept = s.knobs.kept_depth
-    if kept == 0 or (
-        0 < kept < s.depth and kept % SWIZZLE_COLUMNS == 0 and not s.knobs.exchange_stages
-    ):
+    whole = 0 < kept < s.depth and kept % SWIZZLE_COLUMNS == 0
+    if kept == 0 or (whole and not s.knobs.exchange_stages):
         return None
     return f"kept_depth must be blocks of {SWIZZLE_COLUMNS} below {s.depth}, got {kept}"
 

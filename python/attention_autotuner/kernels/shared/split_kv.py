@@ -127,8 +127,6 @@ def split_counts(problem: Problem, knobs: SplitKnobs, slots: int) -> list[int]:
     best = max(busy(splits) for splits in range(1, most + 1))
     chosen = next(n for n in range(1, most + 1) if busy(n) >= FULL_WAVES * best)
     powers = (1 << n for n in range(MOST_SPLITS.bit_length()))
-    others = [n for n in powers if slots <= 2 * tiles * n <= 4 * slots] + [
-        slots // tiles,
-        2 * slots // tiles,
-    ]
+    others = [n for n in powers if slots <= 2 * tiles * n <= 4 * slots]
+    others += [slots // tiles, 2 * slots // tiles]
     return list(dict.fromkeys([chosen, *(min(most, n) for n in others if n)]))
