@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
+from ..shared.cells import BACKWARD_COLUMNS, backward_cells
 from ..shared.sm90_rules import LACKS_MASKS
 from . import cost, resources, rules, space
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
@@ -35,21 +35,12 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
         knobs = knobs_of(candidate)
         passes = tuple(knobs.passes.values())
         share = () if knobs.dq_share is None else (knobs.dq_share.dq_by, knobs.dq_share.dq_add)
+        dq_by = "" if knobs.dq_share is None else f"dQ by {knobs.dq_share.dq_by}"
         tiles = tuple((item.warpgroups, item.block_columns) for item in passes)
         return Traits(
             tile=(self.name, knobs.decomposition, tiles),
             feed=(share, knobs.cta_order, tuple(item.issue_order for item in passes)),
             stratum=(self.name, knobs.decomposition, tiles, share),
             persistent=True,  # in form: of one tile where the grid has a CTA for each
-            cells=cells(
-                BACKWARD_COLUMNS,
-                candidate,
-                knobs.decomposition,
-                pass_words(knobs.passes),
-                order_words(knobs.cta_order),
-                more=(
-                    "" if knobs.dq_share is None else f"dQ by {knobs.dq_share.dq_by}",
-                    "deterministic" if knobs.deterministic else "",
-                ),
-            ),
+            cells=backward_cells(candidate, knobs.decomposition, dq_by),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_stratum, pass_words
+from ..shared.cells import BACKWARD_COLUMNS, backward_cells, pass_stratum
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, defaults, resources, rules, space
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
@@ -50,14 +50,7 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
                 *map(_tile, all_passes),
             ),
             stratum=(knobs.plan, *pass_stratum(knobs.passes, _tile)),
-            cells=cells(
-                BACKWARD_COLUMNS,
-                candidate,
-                knobs.plan,
-                pass_words(knobs.passes),
-                order_words(knobs.cta_order),
-                more=("deterministic" if knobs.deterministic else "",),
-            ),
+            cells=backward_cells(candidate, knobs.plan),
             companion=knobs.dq if knobs.plan == "two_kernels" else None,
         )
 

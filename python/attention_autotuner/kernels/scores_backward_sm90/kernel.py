@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_stratum, pass_words
+from ..shared.cells import BACKWARD_COLUMNS, backward_cells, pass_stratum
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, resources, rules, space
 from .knobs import BackwardSm90Knobs, Sm90Pass, StoredPass, knobs_of
@@ -38,14 +38,7 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
             tile=(self.name, *map(_tile, all_passes)),
             feed=(knobs.cta_order, *(item.ping_pong for item in all_passes)),
             stratum=(self.name, *pass_stratum(knobs.passes, _tile)),
-            cells=cells(
-                BACKWARD_COLUMNS,
-                candidate,
-                "three_kernels",
-                pass_words(knobs.passes),
-                order_words(knobs.cta_order),
-                more=("deterministic",),
-            ),
+            cells=backward_cells(candidate, "three_kernels"),
         )
 
 

@@ -21,6 +21,14 @@ def cells(
     return dict(zip(columns, (candidate.family, *words, last), strict=True))
 
 
+def backward_cells(candidate: Candidate, plan: str, *more: str) -> Mapping[str, str]:
+    """A row of a backward over scores: its passes, under the word for how results are shared out among them."""
+    knobs = candidate.knobs
+    sure = "deterministic" if knobs.deterministic else ""
+    words = (plan, pass_words(knobs.passes), order_words(knobs.cta_order))
+    return cells(BACKWARD_COLUMNS, candidate, *words, more=(*more, sure))
+
+
 def pass_words(passes: Mapping[str, Any]) -> str:
     """Passes by name as words."""
     return " ".join(f"{name}:{knobs.label}" for name, knobs in passes.items())
