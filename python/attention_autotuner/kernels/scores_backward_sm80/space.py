@@ -85,16 +85,15 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejecti
     """
     passes = Passes(problem, spec)
     space = passes.space
+    one_pass = [] if problem.deterministic else passes.keys("one_pass")
+    two_kernels = passes.keys("two_kernels")
+    rows = [passes.rows(name) for name in ("dq", "dk", "dv")]
     for order in space.cta_orders:
-        if not problem.deterministic:
-            for keys in passes.keys("one_pass"):
-                yield BackwardKnobs(plan="one_pass", keys=keys, cta_order=order)
-        for keys in passes.keys("two_kernels"):
-            for dq in passes.rows("dq", space.dq_choices):
-                yield BackwardKnobs(plan="two_kernels", keys=keys, dq=dq, cta_order=order)
-        for dq, dk, dv in product(
-            *(passes.rows(name, space.three_kernels_choices) for name in ("dq", "dk", "dv"))
-        ):
+        for keys in one_pass:
+            yield BackwardKnobs(plan="one_pass", keys=keys, cta_order=order)
+        for keys, dq in product(two_kernels, rows[0][: space.dq_choices]):
+            yield BackwardKnobs(plan="two_kernels", keys=keys, dq=dq, cta_order=order)
+        for dq, dk, dv in product(*(choices[: space.three_kernels_choices] for choices in rows)):
             yield BackwardKnobs(plan="three_kernels", dq=dq, dk=dk, dv=dv, cta_order=order)
     for shape, violation in passes.rejected:
         plan = {"plan": "one_pass"} if isinstance(shape, KeyShape) and shape.one_pass else {}
@@ -102,7 +101,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejecti
 
 
 class Passes:
-    """The legal passes of a problem, each checked once.
+    """The legal passes of a problem.
 
     Attributes:
         space: the values of the knobs.
@@ -113,8 +112,6 @@ class Passes:
         self.space = SPACES.get(spec.name, BackwardSpace())
         self._problem = problem
         self._spec = spec
-        self._rows: dict[str, list[RowPass]] = {}
-        self._keys: dict[BackwardPlan, list[KeyPass]] = {}
         self.rejected: list[tuple[PassShape, Violation]] = []
 
     def first_keys(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
@@ -133,22 +130,18 @@ class Passes:
 
     def keys(self, plan: BackwardPlan) -> list[KeyPass]:
         """All legal key passes under a plan."""
-        if plan not in self._keys:
-            shapes = [self._key_shape(keys, plan) for keys in _key_points(self.space)]
-            self._keys[plan] = [shape.knobs for shape in self._legal(shapes)]
-        return self._keys[plan]
+        shapes = (self._key_shape(keys, plan) for keys in _key_points(self.space))
+        return [shape.knobs for shape in self._legal(shapes)]
 
-    def rows(self, name: str, count: int) -> list[RowPass]:
-        """The ``count`` legal row passes for a result that stand first by distance."""
-        if name not in self._rows:
-            shapes = [row_shape(self._problem, name, rows) for rows in _row_points(self.space)]
-            shapes = [s for s in shapes if s.knobs.slices == 1 or s.result_dim > MAX_WHOLE_COLUMNS]
-            self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
-        return self._rows[name][:count]
+    def rows(self, name: str) -> list[RowPass]:
+        """The legal row passes for a result that are worth a try, by distance."""
+        shapes = [row_shape(self._problem, name, rows) for rows in _row_points(self.space)]
+        shapes = [s for s in shapes if s.knobs.slices == 1 or s.result_dim > MAX_WHOLE_COLUMNS]
+        return _in_few_kinds(list(self._legal(shapes)))
 
     def easiest(self, name: str, count: int) -> RowPass | None:
-        """The first of :meth:`rows` that leaves the compiler the registers it likes, or just the first."""
-        choices = self.rows(name, count)
+        """The first of so many :meth:`rows` that leaves the compiler the registers it likes, or just the first."""
+        choices = self.rows(name)[:count]
         easy = (rows for rows in choices if self._is_easy(row_shape(self._problem, name, rows)))
         return next(easy, choices[0] if choices else None)
 
