@@ -9,7 +9,7 @@ from ..chunks_sm90 import cost
 from ..shared import engine
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usages
-from ..shared.workspace import SUM_BYTES
+from ..shared.workspace import head_sums_bytes
 from .resources import transposed
 
 
@@ -23,8 +23,6 @@ def predict(
         for turned, usage in zip((across, across, candidate), usages, strict=True)
     ]
     auxiliary = engine.AuxiliaryWork()
-    if problem.heads_q > problem.heads_kv:  # partial sums of dk and dv, written and read
-        rows = problem.batch * problem.heads_q * problem.seqlen_q
-        moved = 2 * SUM_BYTES * rows * (problem.dim_qk + problem.dim_v)
-        auxiliary = auxiliary.plus(moved, spec, fit)
+    if partial := sum(head_sums_bytes(problem)):  # written and read
+        auxiliary = auxiliary.plus(2 * partial, spec, fit)
     return engine.in_sequence(passes, auxiliary, spec)

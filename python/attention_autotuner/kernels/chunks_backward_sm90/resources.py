@@ -8,7 +8,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..chunks_sm90.resources import ChunkSm90Shape, shape_of
 from ..shared.super_chunks import SuperChunks
-from ..shared.workspace import SUM_BYTES, layout_bytes, states_bytes
+from ..shared.workspace import head_sums_bytes, layout_bytes, states_bytes
 
 
 def transposed(candidate: Candidate) -> Candidate:
@@ -27,11 +27,8 @@ def shapes_of(candidate: Candidate) -> dict[str, ChunkSm90Shape]:
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     """Bytes of the states of super-chunks and their gradients, where there are several, and of partial sums."""
     shapes = shapes_of(candidate)
-    knobs, sequences = shapes["dv"].knobs, problem.batch * problem.heads_q
-    ctas = sequences * min(shape.slices for shape in shapes.values())
+    knobs, slices = shapes["dv"].knobs, min(shape.slices for shape in shapes.values())
+    ctas = problem.batch * problem.heads_q * slices
     cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, ctas)
     sizes = [states_bytes(problem, cut)] * 2 if cut.supers > 1 else []
-    if problem.heads_q != problem.heads_kv:
-        rows = sequences * problem.seqlen_q
-        sizes += [SUM_BYTES * rows * dim for dim in (problem.dim_qk, problem.dim_v)]
-    return layout_bytes(sizes)
+    return layout_bytes([*sizes, *head_sums_bytes(problem)])

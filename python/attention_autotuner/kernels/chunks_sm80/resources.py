@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared import workspace
 from ..shared.passes import launch_needs
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
 from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, cut_of, layout_bytes, states_bytes
@@ -155,8 +156,7 @@ def _forward_bytes(problem: Problem, candidate: Candidate) -> int:
 
 def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int:
     knobs = knobs_of(candidate)
-    batch, seqlen, _ = problem.extents
-    sequences = batch * problem.heads_q
+    sequences = problem.extents[0] * problem.heads_q
     slices = {name: _slices(candidate, name, item) for name, item in knobs.passes.items()}
     if dgamma:
         wanted, ctas = gamma_super_chunk(candidate), ENOUGH_PIECES
@@ -166,9 +166,7 @@ def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int
     sizes = []
     if dgamma or cut.divided:
         sizes += [states_bytes(problem, cut)] * 2  # and their gradients
-    if problem.heads_q != problem.heads_kv:
-        rows = sequences * seqlen
-        sizes += [SUM_BYTES * rows * problem.dim_qk, SUM_BYTES * rows * problem.dim_v]
+    sizes += workspace.head_sums_bytes(problem)
     if dgamma:
         pass_warps = {name: item.num_threads // 32 for name, item in knobs.passes.items()}
         warps = [-(-cut.super_chunk // PAIR_ROWS) * PAIR_WARPS]

@@ -77,6 +77,15 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
     return next((n for n in divisors if ctas * n >= enough_ctas), group)
 
 
+def head_sums_bytes(problem: Problem) -> list[int]:
+    """Bytes of retention's dk and dv of every query head, where heads share one of K and V; else none."""
+    if problem.heads_q == problem.heads_kv:
+        return []
+    batch, tokens, _ = problem.extents
+    rows = batch * problem.heads_q * tokens
+    return [SUM_BYTES * rows * dim for dim in (problem.dim_qk, problem.dim_v)]
+
+
 def lse_delta_bytes(problem: Problem) -> int:
     """Bytes of LSE and delta of all rows of queries, with what a tile may read beyond the sequence."""
     rows = (-(-problem.seqlen_q // LSE_DELTA_PADDING) + 1) * LSE_DELTA_PADDING
