@@ -172,8 +172,8 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
     if problem.seqlen_q >= LEAST_QUERIES or problem.packed:
         for warpgroups, mainloop, variations in space.plans:
             for block_n in space.block_n:
-                tile = (warpgroups, mainloop, block_n)
-                yield from _checked(problem, spec, _of_tile(space, tile, variations))
+                points = _of_tile(space, (warpgroups, mainloop, block_n), variations)
+                yield from points_of(problem, spec, points, passes_of, PRUNING_PREDICATES)
     if queries_are_few(problem, LEAST_QUERIES):
         yield from _streaming(problem, spec)
 
@@ -221,7 +221,7 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
                 pack_gqa=group > 1,
                 split_kv=True,
             )
-            for point in _checked(problem, spec, [knobs]):
+            for point in points_of(problem, spec, [knobs], passes_of, PRUNING_PREDICATES):
                 if isinstance(point, Rejection):
                     yield point
                 else:
@@ -247,12 +247,6 @@ def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool
     tiles = row_blocks * problem.heads_q * problem.batch
     uneven = problem.causal or claims
     return "dynamic" if uneven and tiles > spec.num_sms else "static"
-
-
-def _checked(
-    problem: Problem, spec: ArchSpec, points: Iterable[AttentionForwardSm90Knobs]
-) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
-    return points_of(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 
 def _of_tile(
