@@ -101,11 +101,6 @@ class BackwardPassSm90Shape(Sm90Shape):
         return CONSUMER_REGISTERS.get((self.knobs.warpgroups, self.owns_dq))
 
     @property
-    def depth(self) -> int:
-        """Columns of Q and K as tiles hold them."""
-        return whole_columns(self.candidate.padded_dim_qk)
-
-    @property
     def columns(self) -> int:
         """Columns of V and dO as tiles hold them."""
         return whole_columns(self.candidate.padded_dim_v)

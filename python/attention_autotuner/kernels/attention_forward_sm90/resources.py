@@ -39,11 +39,6 @@ class AttentionForwardSm90Shape(Sm90Shape):
         return REGISTERS_BESIDE_FRAGMENTS
 
     @property
-    def depth(self) -> int:
-        """Columns of Q and K as tiles hold them."""
-        return whole_columns(self.candidate.padded_dim_qk)
-
-    @property
     def columns(self) -> int:
         """Columns of V of one CTA as tiles hold them."""
         return whole_columns(self.value_columns)

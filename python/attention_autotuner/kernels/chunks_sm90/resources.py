@@ -47,7 +47,7 @@ class ChunkSm90Shape(Sm90Shape):
         """Columns of Q and K in the MMA."""
         if self.depth_parts > 1:
             return self.depth_parts * PART_DEPTH
-        return sm90_tiles.whole_columns(self.candidate.padded_dim_qk)
+        return super().depth
 
     @property
     def columns(self) -> int:

@@ -40,17 +40,14 @@ class Sm90PassShape(Sm90Shape):
     @property
     def depth(self) -> int:
         """Columns that the first MMA sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
-        padded_dim_qk, padded_dim_v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
-        return sm90_tiles.whole_columns(
-            padded_dim_qk if self.result == "dv" else max(padded_dim_qk, padded_dim_v)
-        )
+        qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
+        return sm90_tiles.whole_columns(qk if self.result == "dv" else max(qk, v))
 
     @property
     def columns(self) -> int:
         """Columns of the result that one CTA computes."""
-        padded = (
-            self.candidate.padded_dim_v if self.result == "dv" else self.candidate.padded_dim_qk
-        )
+        qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
+        padded = v if self.result == "dv" else qk
         return sm90_tiles.whole_columns(-(-padded // self.knobs.slices))
 
     @property

@@ -48,6 +48,11 @@ class Sm90Shape:
         return self.candidate.score == "masked"
 
     @property
+    def depth(self) -> int:
+        """Columns of Q and K as tiles hold them."""
+        return whole_columns(self.candidate.padded_dim_qk)
+
+    @property
     def registers_beside(self) -> int:
         """Registers that a thread needs at least beside its fragments."""
         return REGISTERS_BESIDE_FRAGMENTS_MIN
