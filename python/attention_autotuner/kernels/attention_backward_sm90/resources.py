@@ -13,14 +13,7 @@ from ...core.candidate import Candidate
 from ...core.modifications import PACKED, TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
 from ..shared import workspace
-from ..shared.sm90_tiles import (
-    ALIGNMENT_BYTES,
-    BARRIER_BYTES,
-    ELEMENT_BYTES,
-    SWIZZLE_COLUMNS,
-    Sm90Shape,
-    whole_columns,
-)
+from ..shared.sm90_tiles import SWIZZLE_COLUMNS, Sm90Shape, cta_bytes, whole_columns
 from ..shared.workspace import LISTED_BYTES, SUM_BYTES
 from .knobs import STORED, BackwardPassSm90, DqShareSm90, knobs_of
 
@@ -184,7 +177,7 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
     tiles = rows + knobs.block_columns * (stages + masks + ds + p)
-    used = ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
+    used = cta_bytes(tiles, sums + values)
     of_bias = 4 * knobs.warpgroups * BIAS_WARP_BYTES if _may_sum_bias(shape) else 0
     return used + (of_bias if used + of_bias <= H100_SPEC.smem_per_block_bytes else 0)
 

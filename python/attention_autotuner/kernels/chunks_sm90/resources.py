@@ -90,12 +90,7 @@ def smem_bytes(shape: ChunkSm90Shape) -> int:
     else:
         stage, scores = 2 * shape.depth + knobs.columns, SCORE_STAGES * sm90_tiles.SWIZZLE_COLUMNS
         columns = knobs.num_stages * stage + scores + knobs.columns
-    return (
-        sm90_tiles.ALIGNMENT_BYTES
-        + sm90_tiles.ELEMENT_BYTES * knobs.chunk * columns
-        + sm90_tiles.BARRIER_BYTES
-        + FACTOR_BYTES
-    )
+    return sm90_tiles.cta_bytes(knobs.chunk * columns, FACTOR_BYTES)
 
 
 def needs(shape: ChunkSm90Shape) -> KernelNeeds:

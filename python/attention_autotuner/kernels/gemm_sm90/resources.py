@@ -10,7 +10,7 @@ from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.passes import launch_needs
-from ..shared.sm90_tiles import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, Sm90Shape
+from ..shared.sm90_tiles import Sm90Shape, cta_bytes
 from ..shared.workspace import SUM_BYTES
 from .knobs import GemmSm90Knobs, knobs_of
 
@@ -47,7 +47,7 @@ def smem_bytes(knobs: GemmSm90Knobs) -> int:
     stage = (knobs.block_m + knobs.block_n) * BLOCK_K
     columns = 128 if knobs.block_n % 128 == 0 else 64
     stored = knobs.warpgroups * ROWS * columns if knobs.output == "tma" else 0
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * (knobs.stages * stage + stored) + BARRIER_BYTES
+    return cta_bytes(knobs.stages * stage + stored)
 
 
 def needs(shape: GemmSm90Shape) -> KernelNeeds:

@@ -128,9 +128,7 @@ def shapes(candidate: Candidate) -> tuple[PassShape, ...]:
 def smem_bytes(shape: PassShape) -> int:
     """Dynamic shared memory of one CTA, bytes."""
     if isinstance(shape, StoredPassShape):
-        stages = shape.knobs.num_stages * shape.stage_elements
-        fixed = sm90_tiles.ALIGNMENT_BYTES + sm90_tiles.BARRIER_BYTES
-        return fixed + sm90_tiles.ELEMENT_BYTES * stages
+        return sm90_tiles.cta_bytes(shape.knobs.num_stages * shape.stage_elements)
     knobs = shape.knobs
     depth_slice = knobs.block_columns * (shape.depth // knobs.depth_slices)
     mask = knobs.block_columns * knobs.block_rows
@@ -142,12 +140,7 @@ def smem_bytes(shape: PassShape) -> int:
     else:
         stages = knobs.num_stages * (knobs.block_columns * shape.columns + mask)
     tiles = knobs.block_rows * shape.depth + knobs.slice_stages * depth_slice + stages
-    return (
-        sm90_tiles.ALIGNMENT_BYTES
-        + sm90_tiles.ELEMENT_BYTES * tiles
-        + sm90_tiles.BARRIER_BYTES
-        + factors
-    )
+    return sm90_tiles.cta_bytes(tiles, factors)
 
 
 def needs(shape: PassShape) -> KernelNeeds:

@@ -23,6 +23,11 @@ def whole_columns(columns: int) -> int:
     return -(-columns // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS
 
 
+def cta_bytes(elements: int, more: int = 0) -> int:
+    """Dynamic shared memory of a CTA: its tiles of so many elements, barriers, and more bytes."""
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * elements + BARRIER_BYTES + more
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sm90Shape:
     """A kernel of the family with the candidate that it is of.
