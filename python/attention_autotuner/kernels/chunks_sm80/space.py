@@ -224,9 +224,8 @@ class ChunkPasses:
             shape = shape_of(name, knobs, chunk, 0, self._padded_dims)
             if columns > max(shape.width, MIN_COLUMNS):
                 continue
-            deep = 1
-            while deep < 4 and shape.state_registers > deep * MAX_STATE_REGISTERS:
-                deep *= 2
+            wanted = shape.state_registers
+            deep = next((n for n in (1, 2) if wanted <= n * MAX_STATE_REGISTERS), 4)
             if deep == 1:
                 yield knobs
             if name != "states" and (deep > 1 or shape.slices > 1):

@@ -153,17 +153,15 @@ def dq_split(shape: KeyShape) -> tuple[int, int]:
     """
     warps, keys = 2 * shape.knobs.warp_pairs, shape.knobs.block_n // 16
     row_tiles, column_tiles = shape.knobs.block_m // 16, shape.padded_dim_qk // 16
-    best = (1, warps)
-    least: tuple[int, int] | None = None
-    along_rows = 1
-    while along_rows <= warps:
-        if row_tiles % along_rows == 0 and warps % along_rows == 0:
-            rows, columns = row_tiles // along_rows, -(-column_tiles // (warps // along_rows))
-            cost = (rows * columns, (rows + columns) * keys)
-            if least is None or cost < least:
-                best, least = (along_rows, warps // along_rows), cost
-        along_rows *= 2
-    return best
+
+    def cost(along_rows: int) -> tuple[int, int]:
+        rows, columns = row_tiles // along_rows, -(-column_tiles // (warps // along_rows))
+        return rows * columns, (rows + columns) * keys
+
+    powers = (1 << n for n in range(warps.bit_length()))
+    whole = [n for n in powers if row_tiles % n == 0 and warps % n == 0]
+    along_rows = min(whole, key=cost, default=1)
+    return along_rows, warps // along_rows
 
 
 def dq_tile(shape: KeyShape) -> tuple[int, int]:

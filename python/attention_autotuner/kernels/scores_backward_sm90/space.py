@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
@@ -198,22 +198,14 @@ def _narrow_reads(
 
 def fit(shape: Sm90PassShape, spec: ArchSpec) -> Sm90Pass | None:
     """A pass with all the stages that fit shared memory; None where not even one does."""
-    for stages in range(MAX_STAGES, 1, -1):
-        fitted = replace(shape.knobs, num_stages=stages, slice_stages=stages)
-        if _fits(shape, fitted, spec):
-            return fitted
-    blocks = shape.depth // SWIZZLE_COLUMNS
-    for stages in range(MAX_SLICE_STAGES, 2, -1):
-        fitted = replace(
-            shape.knobs,
-            num_stages=1,
-            depth_slices=blocks,
-            slice_stages=stages,
-            ping_pong=shape.knobs.ping_pong and blocks == 1,
-        )
-        if _fits(shape, fitted, spec):
-            return fitted
-    return None
+    knobs, blocks = shape.knobs, shape.depth // SWIZZLE_COLUMNS
+    by_turns = knobs.ping_pong and blocks == 1
+    sliced = replace(knobs, num_stages=1, depth_slices=blocks, ping_pong=by_turns)
+    choices = chain(
+        (replace(knobs, num_stages=n, slice_stages=n) for n in range(MAX_STAGES, 1, -1)),
+        (replace(sliced, slice_stages=n) for n in range(MAX_SLICE_STAGES, 2, -1)),
+    )
+    return next((fitted for fitted in choices if _fits(shape, fitted, spec)), None)
 
 
 def _fits(shape: Sm90PassShape, knobs: Sm90Pass, spec: ArchSpec) -> bool:
