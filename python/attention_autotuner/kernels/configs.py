@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
 from ..core.identity import digest16, is_later, is_later_word, stated
@@ -91,8 +90,7 @@ def _built(kind: Any, values: Mapping[str, Any]) -> Any:
 
 def _class_of(hint: Any) -> type[Any]:
     """The knob class of a field that may be None."""
-    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for option in options:
+    for option in (hint, *get_args(hint)):
         if isinstance(option, type) and is_dataclass(option):
             return option
     raise TypeError(f"nested values where {hint} is expected")
