@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ...core.identity import LATER, later_words
-from ...core.modifications import PACKED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 
@@ -117,7 +116,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
             ("retnet", "backward", "decayed"),
         }
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
 

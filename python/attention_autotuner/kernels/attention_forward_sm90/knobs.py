@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
 from ...core.identity import LATER
-from ...core.modifications import PACKED
 from ..shared.knobs import Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 from ..shared.split_kv import check_splits, split_words
@@ -56,7 +55,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     serves: ClassVar[frozenset[Service]] = frozenset(
         {("attention", "forward", "softmax"), ("retnet", "forward", "masked")}
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS | {PACKED}
+    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
 
     warpgroups: int
     block_n: int

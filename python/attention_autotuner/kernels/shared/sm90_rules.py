@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ...core.modifications import MODIFICATIONS as ALL
-from ...core.modifications import SPANS
+from ...core.modifications import COMPILED
 from .sm90_tiles import Sm90Shape
 
-MODIFICATIONS = frozenset((*ALL, SPANS)) - {"attn_mask"}
+MODIFICATIONS = frozenset(COMPILED) - {"attn_mask"}
 """Score modifications that attention's kernels can be compiled with."""
 MAX_MASK_STAGES = 4
 LACKS_MASKS = (
