@@ -11,11 +11,12 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.kernels.registry import KERNELS
 
 from .build import build
@@ -29,11 +30,34 @@ ADJUSTMENTS: tuple[tuple[str, Adjust], ...] = (
 DIMS = ((64, 64), (128, 128), (80, 48), (96, 96), (192, 128), (256, 256), (16, 16), (64, 256))
 
 
-MASKS = {"masked": "explicit", "decayed": "decay"}  # of what is done to scores; none for the others
+MASKS = {"masked": "explicit", "decayed": "decay"}  # of retnet, by what is done to scores
+LENGTHS = (
+    300,
+    131,
+    77,
+    1,
+    513,
+)  # of sequences whose queries are as many as their keys, and rows of a matrix
 
 
-def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
+def problems(dim_qk: int, dim_v: int, **fields: Any) -> list[Problem]:
     """Small problems of two head dims: odd lengths, groups of heads, causal with rows that see nothing."""
+    if fields["op"] == "gemm":
+        return [of_shape((1, 1, rows, dim_qk, dim_v), **fields) for rows in LENGTHS]
+    named = {"dim_qk": dim_qk, "dim_v": dim_v, **fields}
+    if fields["op"] == "retention":
+        return [
+            Problem(
+                batch=2 if length < 200 else 1,
+                heads_q=2,
+                heads_kv=2 - place % 2,
+                seqlen_q=length,
+                seqlen_k=length,
+                causal=True,
+                **named,
+            )
+            for place, length in enumerate(LENGTHS)
+        ]
     shapes = [
         (300, 300, 4, 2, True),
         (77, 333, 3, 3, False),
@@ -42,7 +66,7 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
         (513, 513, 1, 1, True),
         (200, 50, 16, 16, False),
     ]
-    mask = fields.get("mask")
+    mask = fields["mask"]
     keys = 8 if mask == "explicit" else 1  # rows of a mask are read 16 bytes at a time
     return [
         Problem(
@@ -52,9 +76,7 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
             heads_q=heads,
             heads_kv=heads_kv,
             causal=causal or mask == "decay",
-            dim_qk=dim_qk,
-            dim_v=dim_v,
-            **fields,  # type: ignore[arg-type]  # of a problem
+            **named,
         )
         for q, k, heads, heads_kv, causal in shapes
     ]
@@ -83,16 +105,12 @@ def candidates(kernel: str, dims: tuple[int, int]) -> list[Candidate]:
     """Every candidate of a kernel that an H100 offers for two head dims, for many heads and long sequences."""
     offered = []
     for op, direction, score in sorted(KERNELS[kernel].knobs.serves):
-        problem = Problem(
+        problem = of_shape(
+            (1, 1, 4096, *dims) if op == "gemm" else (8, 16, 2048, *dims),
             op=op,
             direction=direction,
-            mask=MASKS.get(score, "none"),  # type: ignore[arg-type]
-            causal=score == "decayed",
-            batch=8,
-            seqlen_q=2048,
-            seqlen_k=2048,
-            dim_qk=dims[0],
-            dim_v=dims[1],
+            mask=MASKS[score] if op == "retnet" else "none",
+            causal=score == "decayed",  # retention's, too
         )
         offered += [c for c in H100().legal(problem) if c.kernel == kernel]
     return offered

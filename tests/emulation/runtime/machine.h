@@ -270,6 +270,9 @@ struct TensorMap {
   uint32_t tile[5];
 };
 void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates);
+// Into the CTAs of a mask of ranks, each of which counts the bytes at its own barrier.
+void load_tensor_multicast(uint32_t target, TensorMap const& tensor, uint32_t barrier,
+                           std::vector<int> const& coordinates, uint32_t ranks);
 void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t barrier);
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates);
 // Floats of shared memory, added to global memory.

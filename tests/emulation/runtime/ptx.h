@@ -315,7 +315,7 @@ inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 inline void nanosleep_u32(uint32_t) {}
 
-// --- clusters, but for multicast, which is not emulated: such kernels compile, and fault there ----------------------
+// --- clusters --------------------------------------------------------------------------------------------------------
 
 inline void mapa_shared_cluster_u32(uint32_t& to, uint32_t address, uint32_t rank) {
   to = remote_address(address, int(rank));
@@ -328,9 +328,10 @@ inline void st_async_shared_cluster_mbarrier_complete_tx_bytes_v4_b32(uint32_t t
 }
 inline void barrier_cluster_arrive() { arrive_in_cluster(); }
 inline void barrier_cluster_wait() { wait_in_cluster(); }
-template <typename... Operands>
-void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(Operands...) {
-  fault("multicast: clusters are not emulated");
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
+    uint32_t target, uint64_t tensor, uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32_t barrier,
+    uint32_t ranks) {
+  load_tensor_multicast(target, tensor_at(tensor), barrier, {int(a), int(b), int(c), int(d)}, ranks);
 }
 
 }  // namespace ptx

@@ -48,11 +48,9 @@ void check_address(uint32_t address) {
   if (address % 128 != 0) fault("a TMA tile at %#x is not aligned", address);
 }
 
-}  // namespace
-
-void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates) {
+void load_tensor_into(Cta& cta, uint32_t target, TensorMap const& tensor, uint32_t barrier,
+                      std::vector<int> const& coordinates) {
   check_address(target);
-  Cta& cta = *current->cta;
   MBarrier const& counted = cta.memory.barrier(barrier);
   Moment const done{counted.actor, uint32_t(counted.phase + 1)};
   uint32_t const rows = tile_rows(tensor), row_bytes = tensor.tile[0] * uint32_t(tensor.element_bytes);
@@ -76,6 +74,23 @@ void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std
     --cta.events;
     complete_bytes(cta, barrier, int64_t(rows) * row_bytes);
   });
+}
+
+}  // namespace
+
+void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates) {
+  load_tensor_into(*current->cta, target, tensor, barrier, coordinates);
+  maybe_yield();
+}
+void load_tensor_multicast(uint32_t target, TensorMap const& tensor, uint32_t barrier,
+                           std::vector<int> const& coordinates, uint32_t ranks) {
+  auto const& ctas = current->cta->cluster->ctas;
+  if (ranks == 0 || ranks >> ctas.size() != 0) fault("a multicast to ranks %#x of %zu", ranks, ctas.size());
+  for (size_t rank = 0; rank < ctas.size(); ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    if (ctas[rank] == nullptr) fault("a multicast to CTA %zu of the cluster, which has ended", rank);
+    load_tensor_into(*ctas[rank], target, tensor, barrier, coordinates);
+  }
   maybe_yield();
 }
 
