@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from attention_autotuner import flash_attn_func
 from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.attention.checks import check_window
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
@@ -325,6 +328,13 @@ def test_only_attention_has_modifications() -> None:
         Problem(modifications=("tanh",))
     with pytest.raises(UnsupportedProblemError, match="window_size must be two integers"):
         Problem(window_size=(-2, 0))
+
+
+def test_a_symbolic_window_is_refused() -> None:
+    shapes = ShapeEnv()
+    symbol = shapes.create_symbol(8, ConstantSource("window"))
+    with pytest.raises(UnsupportedProblemError, match="window_size must be two integers"):
+        check_window((shapes.create_symintnode(symbol, hint=8), 0))
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(13, 11), (7, 11), (11, 1)])

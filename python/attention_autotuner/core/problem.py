@@ -7,10 +7,10 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from .identity import LATER
 from .modifications import PACKED, SPANNED, SPANS, VALUED, WINDOW, in_order
@@ -62,7 +62,7 @@ def is_integer(value: object) -> bool:
     return whole or type(value).__name__ == "SymInt"
 
 
-def is_pair(value: object, least: int) -> bool:
+def is_pair(value: object, least: int) -> TypeGuard[Sequence[Any]]:
     """True for two integers from ``least`` to :data:`MAX_EXTENT`."""
     return (
         isinstance(value, (tuple, list))

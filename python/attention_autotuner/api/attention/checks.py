@@ -6,7 +6,7 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -64,13 +64,13 @@ def check_window(window: object) -> tuple[int, int]:
     Raises:
         UnsupportedProblemError: it is anything else, or one is less than -1 or more than 2**30.
     """
-    if not is_pair(window, -1):
+    if not (is_pair(window, -1) and all(isinstance(x, int) for x in window)):
         # The text only here: torch.compile traces no repr of a window that it takes for a variable.
         shown = checks.shown(window)
         raise UnsupportedProblemError(
             f"window_size must be two integers from -1 to 2**30, got {shown}"
         )
-    left, right = cast("tuple[int, int]", window)
+    left, right = window
     return left, right
 
 
