@@ -45,6 +45,12 @@ def _emulated_machine(of_all_workers: Path) -> None:
     use_machine(lambda: _made_once(of_all_workers / "emulated_machine", compile_machine))
 
 
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a module's emulated kernels."""
+    return tmp_path_factory.mktemp("emulation")
+
+
 @pytest.fixture(scope="session")
 def cpp_programs(of_all_workers: Path) -> Path:
     """The build folder of the client and the benchmarks for a machine without a GPU."""

@@ -106,12 +106,6 @@ def candidate(problem: Problem = PLAIN, **knobs: Any) -> Candidate:
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all builds, which share the compiled machine."""
-    return tmp_path_factory.mktemp("emulation")
-
-
-@pytest.fixture(scope="module")
 def emulated(builds: Path) -> LoadedKernel:
     return build(candidate(warpgroups=1), builds / "mutants", MUTANTS)
 

@@ -29,44 +29,25 @@ ADJUSTMENTS: tuple[tuple[str, Adjust], ...] = (
 )
 DIMS = ((64, 64), (128, 128), (80, 48), (96, 96), (192, 128), (256, 256), (16, 16), (64, 256))
 
-
 MASKS = {"masked": "explicit", "decayed": "decay"}  # of retnet, by what is done to scores
-LENGTHS = (
-    300,
-    131,
-    77,
-    1,
-    513,
-)  # of sequences whose queries are as many as their keys, and rows of a matrix
+# Queries, keys, heads of q, of k and v, and whether causal.
+SHAPES = (
+    (300, 300, 4, 2, True),
+    (77, 333, 3, 3, False),
+    (333, 77, 2, 1, True),
+    (1, 130, 4, 1, True),
+    (513, 513, 1, 1, True),
+    (200, 50, 16, 16, False),
+)
+# Of retention, and with one head of gemm, whose rows the queries are.
+SQUARE = tuple((n, n, 2, 2 - n % 2, True) for n in (300, 131, 77, 1, 513))
 
 
 def problems(dim_qk: int, dim_v: int, **fields: Any) -> list[Problem]:
     """Small problems of two head dims: odd lengths, groups of heads, causal with rows that see nothing."""
-    if fields["op"] == "gemm":
-        return [of_shape((1, 1, rows, dim_qk, dim_v), **fields) for rows in LENGTHS]
-    named = {"dim_qk": dim_qk, "dim_v": dim_v, **fields}
-    if fields["op"] == "retention":
-        return [
-            Problem(
-                batch=2 if length < 200 else 1,
-                heads_q=2,
-                heads_kv=2 - place % 2,
-                seqlen_q=length,
-                seqlen_k=length,
-                causal=True,
-                **named,
-            )
-            for place, length in enumerate(LENGTHS)
-        ]
-    shapes = [
-        (300, 300, 4, 2, True),
-        (77, 333, 3, 3, False),
-        (333, 77, 2, 1, True),
-        (1, 130, 4, 1, True),
-        (513, 513, 1, 1, True),
-        (200, 50, 16, 16, False),
-    ]
-    mask = fields["mask"]
+    op, mask = fields["op"], fields["mask"]
+    if op == "gemm":
+        return [of_shape((1, 1, rows, dim_qk, dim_v), **fields) for rows, *_ in SQUARE]
     keys = 8 if mask == "explicit" else 1  # rows of a mask are read 16 bytes at a time
     return [
         Problem(
@@ -76,9 +57,11 @@ def problems(dim_qk: int, dim_v: int, **fields: Any) -> list[Problem]:
             heads_q=heads,
             heads_kv=heads_kv,
             causal=causal or mask == "decay",
-            **named,
+            dim_qk=dim_qk,
+            dim_v=dim_v,
+            **fields,
         )
-        for q, k, heads, heads_kv, causal in shapes
+        for q, k, heads, heads_kv, causal in (SQUARE if op == "retention" else SHAPES)
     ]
 
 

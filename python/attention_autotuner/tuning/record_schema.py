@@ -183,7 +183,9 @@ class TuningRecord:
     @property
     def picked(self) -> CandidateEntry:
         """The entry that serves."""
-        return next(entry for entry in self.entries if entry.candidate.name == self.pick)
+        entry = self.entry(self.pick)
+        assert entry is not None  # or there would be no record
+        return entry
 
     @property
     def candidate(self) -> Candidate:

@@ -120,6 +120,8 @@ def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> Ker
     counts = work.counts
     if problem.score == "softmax":
         names = problem.modifications
+        if not names:
+            return work
         exponentials = counts.exponentials + sum(EXPONENTIALS.get(name, 0.0) for name in names)
         alu_share = counts.alu_share + sum(ALU_SHARES.get(name, 0.0) for name in names)
         return replace(work, counts=replace(counts, exponentials=exponentials, alu_share=alu_share))
