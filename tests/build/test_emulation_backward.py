@@ -28,6 +28,10 @@ PRODUCTS = "attention_backward_sm90/products.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
 SHARE = "attention_backward_sm90/dq_share.cuh"
 SENDER = "attention_backward_sm90/dq_sender.cuh"
+TILES = "attention_backward_sm90/tiles.cuh"
+RESULTS = "attention_backward_sm90/results.cuh"
+KERNEL = "attention_backward_sm90/kernel.cuh"
+ENTRY = "attention_backward_sm90/entry.cuh"
 MUTANTS = {
     "ds_not_fenced": (PRODUCTS, "fence_view_async_shared();", ""),
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
@@ -47,6 +51,43 @@ OF_SENDER = {
         "if (stages.row_block > 0) count_complete(counter);",
     ),
     "stage_given_back_unread": (SENDER, f"tma_store_wait_read();\n  {GIVEN_BACK}", GIVEN_BACK),
+}
+# Where CTAs claim blocks, and TMA stores what they leave.
+OF_CLAIMS = {
+    "slot_overwritten": (TILES, "wait(tile_full<T>(smem, slot) + 8, tiles.round / 2 & 1 ^ 1);", ""),
+    "slot_read_early": (TILES, "wait(tile_full<T>(smem, slot), tiles.round / 2 & 1);", ""),
+    "slot_not_given_back": (
+        TILES,
+        "if (!kWarp || warp_arrives()) arrive_after(index, tile_full<T>(smem, slot) + 8);",
+        "",
+    ),
+    "claims_counted_as_a_head": (
+        ENTRY,
+        "list.claimed = complete + batch * p.heads_kv * common.splits.divisor;",
+        "list.claimed = complete;",
+    ),
+    "rows_released_unread": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read();", ""),
+    "dv_overwritten": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read<kOthers>();", ""),
+    "results_not_fenced": (RESULTS, "fence_view_async_shared();", ""),
+    "late_rows_not_waited_for": (MAINLOOP, "if constexpr (kLateRows) Base::wait_for_rows(1);", ""),
+    "rows_not_loaded": (
+        "attention_backward_sm90/producer.cuh",
+        "return visit == 0 ? begin : begin + minimum(kStages, steps()) - 1;",
+        "return visit == 0 ? begin : begin + kStages - 1;",
+    ),
+    "ended_unread": (KERNEL, "if constexpr (T::kTmaStores) wait_for_reads();", ""),
+}
+SAID_OF_CLAIMS = {
+    "slot_overwritten": "races with",
+    "slot_read_early": "races with",
+    "slot_not_given_back": "deadlock",
+    "claims_counted_as_a_head": "deadlock",
+    "rows_released_unread": "a tma load",
+    "dv_overwritten": "a write",
+    "results_not_fenced": "without a fence",
+    "late_rows_not_waited_for": "an mma's read",
+    "rows_not_loaded": "has yet to bring",
+    "ended_unread": "a cta has ended",
 }
 CAUGHT_BY = {
     "ds_not_fenced": (LaunchFailed, "without a fence"),
@@ -201,6 +242,42 @@ VARIANTS = [
 ]
 
 
+def claiming(dims: tuple[int, int], keys: BackwardPassSm90, share: DqShareSm90) -> Candidate:
+    return candidate(
+        dims,
+        decomposition="fused",
+        keys=keys,
+        dq_share=share,
+        persistent=True,
+        early_launches=True,
+        gathered_stores=True,
+        dynamic=True,
+    )
+
+
+# Rows of K of the last one are wider than those of V, so that its results leave from registers.
+CLAIMING = [
+    claiming(
+        (128, 128),
+        item("by_turns", first_stages=3),
+        DqShareSm90(dq_by="keys", dq_add="stored"),
+    ),
+    claiming(
+        (128, 128), item("by_turns", 80, first_stages=3), DqShareSm90(dq_by="keys", ds_stages=1)
+    ),
+    claiming((96, 96), item("scores_ahead", first_stages=3), DqShareSm90(dq_by="keys")),
+    claiming(
+        (64, 64),
+        item("interleaved", first_stages=3, held_rows=True),
+        DqShareSm90(dq_by="own", dq_add="stored"),
+    ),
+    claiming(
+        (64, 64), item("serial", 128, second_stages=1), DqShareSm90(dq_by="keys", ds_stages=1)
+    ),
+    claiming((112, 64), item("by_turns"), DqShareSm90(dq_by="keys", dq_add="stored")),
+]
+
+
 # With a mask and the signs of scores, and with a decay and a pass that takes no scores.
 RETNET = [
     (
@@ -277,6 +354,28 @@ def test_gradients_of_odd_shapes(variant: Candidate, tmp_path: Path) -> None:
         assert outcome.ok, outcome
 
 
+def claimed_shapes(of: Candidate) -> list[Problem]:
+    """Shapes with more blocks of keys than CTAs; of the second one, most are seen by no query."""
+    unseen = problem(of, causal=True, queries=77, keys=600)
+    return [
+        replace(problem(of, causal=True, queries=200, keys=260), batch=2),
+        replace(unseen, causal_alignment="top_left"),
+    ]
+
+
+@pytest.mark.parametrize("variant", CLAIMING, ids=lambda variant: variant.knobs.label)
+def test_gradients_of_claimed_blocks(variant: Candidate, tmp_path: Path) -> None:
+    kernel = build(variant, tmp_path / variant.name)
+    # CTAs share these blocks of keys, and their partial sums leave from registers.
+    shared = problem(variant, causal=True, queries=141, keys=200, group=2)
+    outcome = check(kernel, [shared], [("random", 2)], deterministic=False)
+    assert outcome.ok, outcome
+    outcome = check(
+        kernel, claimed_shapes(variant), [("lazy", 0), ("random", 1)], deterministic=False
+    )
+    assert outcome.ok, outcome
+
+
 def test_queued_shares_wait_for_ctas_that_were_dispatched_before_alone(tmp_path: Path) -> None:
     """A kernel that was prepared for two CTAs at once, of which other work leaves room for one."""
     variant = next(v for v in VARIANTS if "own2queued_raster_persistent" in v.knobs.label)
@@ -307,3 +406,13 @@ def test_mistakes_of_the_sender_show(tmp_path: Path) -> None:
     for name in OF_SENDER:
         outcome = check(kernel, [shape], runs, deterministic=False, mutant=name)
         assert not outcome.ok, (name, outcome)
+
+
+def test_mistakes_of_claims_show(tmp_path: Path) -> None:
+    variant = CLAIMING[0]
+    kernel = build(variant, tmp_path / variant.name, OF_CLAIMS)
+    shapes = claimed_shapes(variant)
+    for name, words in SAID_OF_CLAIMS.items():
+        outcome = check(kernel, shapes, [("lazy", 0)], deterministic=False, mutant=name)
+        assert not outcome.ok, (name, outcome)
+        assert words in outcome.reason.lower(), (name, outcome)

@@ -43,6 +43,15 @@ KNOBS = {
         dq_share=DqShareSm90(dq_by="own", dq_add="ordered"),
         cta_order="longest_first",
     ),
+    "claimed": AttentionBackwardSm90Knobs(
+        decomposition="fused",
+        keys=BackwardPassSm90(block_columns=64, issue_order="scores_ahead", first_stages=3),
+        dq_share=DqShareSm90(dq_by="own"),
+        persistent=True,
+        early_launches=True,
+        gathered_stores=True,
+        dynamic=True,
+    ),
 }
 SEQUENCES = "common/sequences.cuh"
 MISTAKES = {
@@ -63,6 +72,18 @@ MISTAKES = {
         "fused",
         "attention_backward_sm90/producer.cuh",
         "clear_rows_from<Rows, Columns>(tile, rows);",
+        "",
+    ),
+    "phase_forgotten": (
+        "claimed",
+        "attention_backward_sm90/kernel.cuh",
+        "stages.template load_packed<1>(phase);",
+        "stages.template load_packed<1>(phase = 0);",
+    ),
+    "ends_in_the_first_sequence": (
+        "claimed",
+        "attention_backward_sm90/results.cuh",
+        "shift_rows(shifted, consumer.sequence.first_key);",
         "",
     ),
 }
@@ -105,8 +126,25 @@ def test_kernels_are_right_on_the_emulated_machine(
         kernel,
         [problem, problem, alone],
         [("lazy", 0)],
-        deterministic=knobs != "one_pass",
+        deterministic=knobs not in ("one_pass", "claimed"),
         adjust=nothing_behind,
+    )
+    assert outcome.ok, outcome.reason
+
+
+def test_blocks_are_claimed_by_more_ctas_than_there_are(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    problem = problem_of("claimed", "all")
+    kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), "claimed", "all")
+    alone = replace(problem, packed_rows=(137, 67), batch=1, seqlen_q=137)
+    outcome = check(
+        kernel,
+        [alone],
+        [("lazy", 0), ("random", 1)],
+        deterministic=False,
+        adjust=nothing_behind,
+        multiprocessors=40,
     )
     assert outcome.ok, outcome.reason
 
@@ -123,7 +161,7 @@ def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: 
         deterministic=False,
         adjust=nothing_behind,
     )
-    assert outcome.kind == "wrong", outcome
+    assert outcome.kind == ("launch_failed" if mistake == "phase_forgotten" else "wrong"), outcome
 
 
 @pytest.mark.parametrize(

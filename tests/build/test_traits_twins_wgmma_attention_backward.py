@@ -41,6 +41,27 @@ SHARED = replace(PASS, shared_rows=True)
 TWO_PASS = replace(
     FUSED, knobs=AttentionBackwardSm90Knobs(decomposition="two_pass", keys=SHARED, dq=PASS)
 )
+# Of CTAs that claim blocks, with results that fit in the place of X1 and not.
+CLAIMING = [
+    replace(
+        FUSED,
+        modifications=modifications,
+        padded_dim_v=dim_v,
+        knobs=replace(
+            FUSED.knobs,
+            dq_share=share,
+            persistent=True,
+            early_launches=True,
+            gathered_stores=True,
+            dynamic=True,
+        ),
+    )
+    for share, dim_v, modifications in (
+        (DqShareSm90(dq_by="keys"), 128, ()),
+        (DqShareSm90(dq_by="keys", dq_add="stored"), 64, ()),
+        (DqShareSm90(dq_by="keys", dq_add="stored"), 128, ("packed",)),
+    )
+]
 MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
 RETNET: dict[tuple[int, int], tuple[dict[str, Any], ...]] = {
     (64, 64): ({}, MASKED),
@@ -96,6 +117,9 @@ ILLEGAL = {
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
     ),
+    "claims_have_no_order": replace(
+        CLAIMING[0], knobs=replace(CLAIMING[0].knobs, cta_order="longest_first")
+    ),
     "spans_add_in_no_order": replace(
         FUSED,
         modifications=("spans",),
@@ -123,11 +147,29 @@ def violates(rule: str, candidate: Candidate) -> bool:
 def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
     assert ILLEGAL.keys() == {*CLASS_PREDICATES, *BACKWARD_PASS_SM90_PREDICATES}
     assert all(violates(rule, candidate) for rule, candidate in ILLEGAL.items())
-    legal = (FUSED, TWO_PASS, THREE_PASS, TOO_LARGE)
+    legal = (FUSED, TWO_PASS, THREE_PASS, TOO_LARGE, *CLAIMING)
     assert [check_kernel(candidate) for candidate in legal] == [None] * len(legal)
     result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
     assert result.returncode != 0
     assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"persistent": False},
+        {"early_launches": False},
+        {"gathered_stores": False},
+        {"dq_share": DqShareSm90(dq_by="keys", dq_add="ordered")},
+        {"dq_share": DqShareSm90(dq_by="keys", dq_add="queued")},
+    ],
+    ids=repr,
+)
+def test_blocks_are_claimed_in_no_order_by_ctas_that_stay(changes: dict[str, Any]) -> None:
+    claiming = CLAIMING[0]
+    changed_one = replace(claiming, knobs=replace(claiming.knobs, **changes))
+    assert violates("claims_have_no_order", changed_one)
+    assert not violates("claims_have_no_order", claiming)
 
 
 def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
@@ -139,6 +181,7 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
         if candidate.kernel == FUSED.kernel
         and (not options or candidate.knobs.cta_order == "raster")
     ]
+    candidates += CLAIMING
     passes = [shape for candidate in candidates for shape in shapes(candidate)]
     assert len(passes) > 100
     compare_traits(

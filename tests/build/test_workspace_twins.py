@@ -111,6 +111,11 @@ GRADIENTS_SM90 = [
     for dim_v in (64, 128)
     for n in (0, 256, 1024)
 ]
+CLAIMING: dict[str, Any] = {
+    "cta_order": "raster",
+    **dict.fromkeys(("persistent", "early_launches", "gathered_stores", "dynamic"), True),
+}
+CLAIMED = [replace(FUSED.knobs.dq_share, dq_add=dq_add) for dq_add in ("bulk", "stored")]
 ON_HOST = [
     PLAIN,
     *RETNET[:2],
@@ -134,6 +139,7 @@ ON_HOST = [
         )
         for dq_by, dim in (("own", 64), ("keys", 80))
     ),
+    *(replace(FUSED, knobs=replace(FUSED.knobs, dq_share=share, **CLAIMING)) for share in CLAIMED),
     retention("recurrent"),
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
     *(

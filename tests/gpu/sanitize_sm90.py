@@ -37,16 +37,31 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-forward-masked-kept": _default(MASKED, (128, 128)),
     "wgmma-forward-masked-kept-turns-bf16": _default(replace(MASKED, dtype="bf16"), (96, 96)),
     "wgmma-forward-shared-scores": _first(MASKED, (256, 512), lambda name: "_x1_" in name),
-    "wgmma-backward-own": _default(GRADIENTS, (64, 64)),
+    "wgmma-backward-claimed-own": _default(GRADIENTS, (64, 64)),
+    "wgmma-backward-claimed-turns-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
+    "wgmma-backward-claimed-swapped": _default(
+        replace(GRADIENTS, seqlen_q=4096, seqlen_k=4096), (128, 128)
+    ),
+    "wgmma-backward-claimed-bulk": _first(
+        GRADIENTS, (96, 96), lambda name: "keys2bulk" in name and "dynamic" in name
+    ),
+    "wgmma-backward-own": _first(GRADIENTS, (64, 64), lambda name: "own2bulk_lpt_early" in name),
     "wgmma-backward-keys-bf16": _first(
         replace(GRADIENTS, dtype="bf16"), (128, 128), lambda name: "c64a3x2_keys2bulk" in name
     ),
-    "wgmma-backward-turns-bf16": _default(replace(GRADIENTS, dtype="bf16"), (128, 128)),
+    "wgmma-backward-turns-bf16": _first(
+        replace(GRADIENTS, dtype="bf16"),
+        (128, 128),
+        lambda name: "t3x2_keys2bulk_lpt_early" in name,
+    ),
     "wgmma-backward-turns-swapped": _default(replace(GRADIENTS, causal=False), (128, 128)),
     "wgmma-backward-shared-keys": _default(GRADIENTS, (256, 256)),
     "wgmma-backward-stored": _default(replace(GRADIENTS, seqlen_q=512, seqlen_k=512), (128, 128)),
     "wgmma-backward-stored-own-bf16": _first(
         replace(GRADIENTS, dtype="bf16"), (64, 64), lambda name: "own2stored" in name
+    ),
+    "wgmma-masked-backward-claimed": _first(
+        replace(MASKED, direction="backward"), (64, 64), lambda name: "dynamic" in name
     ),
     "wgmma-masked-backward": _default(replace(MASKED, direction="backward"), (64, 64)),
     "wgmma-masked-backward-passes": _first(

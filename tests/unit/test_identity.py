@@ -11,6 +11,11 @@ import pytest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import digest, digest16, encode
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    DqShareSm90,
+)
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.chunks_sm80.knobs import (
     ChunkPass,
@@ -184,6 +189,18 @@ SOFTMAX_FLIPS: dict[str, Any] = {
     "split_kv": False,
     "splits": 2,
 }
+SOFTMAX_PASS = BackwardPassSm90(block_columns=64, issue_order="serial")
+OTHER_SOFTMAX_PASS = replace(SOFTMAX_PASS, block_columns=128)
+SOFTMAX_BACKWARD = AttentionBackwardSm90Knobs(
+    decomposition="fused", keys=SOFTMAX_PASS, dq_share=DqShareSm90(dq_by="keys")
+)
+SOFTMAX_BACKWARD_FLIPS: dict[str, Any] = {
+    "decomposition": "two_pass",
+    **dict.fromkeys(("keys", "dk", "dv", "dq"), OTHER_SOFTMAX_PASS),
+    "dq_share": DqShareSm90(dq_by="own"),
+    "cta_order": "longest_first",
+    **dict.fromkeys(("persistent", "early_launches", "gathered_stores", "dynamic"), True),
+}
 WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {
     "super_chunk": 512,
@@ -234,6 +251,7 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         (WGMMA_SPLIT, WGMMA_SPLIT_FLIPS),
         (WALK, WALK_FLIPS),
         (SOFTMAX, SOFTMAX_FLIPS),
+        (SOFTMAX_BACKWARD, SOFTMAX_BACKWARD_FLIPS),
     ],
     ids=[
         "problem",
@@ -252,6 +270,7 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         "wgmma backward",
         "wgmma chunkwise",
         "wgmma attention",
+        "wgmma attention backward",
     ],
 )
 def test_every_field_takes_part(instance: Any, flips: dict[str, Any]) -> None:
@@ -335,6 +354,11 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
         ),
         names(WALK, WALK_FLIPS, lambda knobs_given: replace(chunk_candidate, knobs=knobs_given)),
         names(SOFTMAX, SOFTMAX_FLIPS, lambda knobs_given: replace(CANDIDATE, knobs=knobs_given)),
+        names(
+            SOFTMAX_BACKWARD,
+            SOFTMAX_BACKWARD_FLIPS,
+            lambda knobs_given: replace(backward, knobs=knobs_given),
+        ),
     ]
     for group in groups:
         assert len(set(group)) == len(group)

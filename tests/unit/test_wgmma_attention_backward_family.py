@@ -62,32 +62,37 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
 
 
 @pytest.mark.parametrize(
-    ("dims", "words"),
+    ("dims", "words", "share"),
     [
-        ((64, 64), "fused_keys_g2c64i3x2h_own2bulk"),
-        ((80, 80), "fused_keys_g2c64i3x2_own2bulk"),
-        ((96, 96), "fused_keys_g2c64i3x2_own2bulk"),
-        ((112, 112), "fused_keys_g2c64t3x2_keys2bulk"),
-        ((176, 176), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2"),
-        ((192, 128), "two_pass_keys_g2c32i3x2_dq_g2c64b3x3"),
-        ((192, 192), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2"),
-        ((256, 256), "two_pass_keys_g2c64s2x2r_dq_g2c48s2x2"),
+        ((64, 64), "fused_keys_g2c64i3x2h", "_own2"),
+        ((80, 80), "fused_keys_g2c64i3x2", "_own2"),
+        ((96, 96), "fused_keys_g2c64i3x2", "_own2"),
+        ((112, 112), "fused_keys_g2c64t3x2", "_keys2"),
+        ((176, 176), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2", ""),
+        ((192, 128), "two_pass_keys_g2c32i3x2_dq_g2c64b3x3", ""),
+        ((192, 192), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2", ""),
+        ((256, 256), "two_pass_keys_g2c64s2x2r_dq_g2c48s2x2", ""),
     ],
 )
-def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
-    stored = "_early_gathered"
-    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster_persistent{stored}"
-    assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt{stored}"
+def test_defaults_by_head_dim(dims: tuple[int, int], words: str, share: str) -> None:
+    early = "_early_gathered"
+    added = f"{words}{share}bulk" if share else words
+    assert POLICY.default(with_dims(dims)).knobs.label == f"{added}_raster_persistent{early}"
+    causal = with_dims(dims, causal=True)
+    few = POLICY.default(replace(causal, heads_q=4, heads_kv=4))
+    assert few.knobs.label == f"{added}_lpt{early}"
+    claimed = f"{words}{share}stored_raster_persistent{early}_dynamic"
+    assert POLICY.default(causal).knobs.label == (claimed if share else few.knobs.label)
 
 
 @pytest.mark.parametrize(
     ("seqlen", "words", "causal_words"),
     [
-        (512, "g2c64t3x2_keys2stored", "g2c64a3x2_keys2stored_raster"),
-        (1024, "g2c64t3x2_keys2bulk", "g2c64a3x2_keys2stored_raster"),
-        (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk_lpt"),
-        (4096, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2bulk_lpt"),
-        (8192, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1bulk_lpt"),
+        (512, "g2c64t3x2_keys2stored", "g2c64t3x2_keys2"),
+        (1024, "g2c64t3x2_keys2bulk", "g2c64t3x2_keys2"),
+        (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys2"),
+        (4096, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1"),
+        (8192, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1"),
     ],
 )
 def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words: str) -> None:
@@ -96,7 +101,8 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
     stored = "_early_gathered"
     assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent{stored}"
     causal = POLICY.default(replace(problem, causal=True))
-    assert causal.knobs.label == f"fused_keys_{causal_words}{stored}"
+    claimed = f"fused_keys_{causal_words}stored_raster_persistent{stored}_dynamic"
+    assert causal.knobs.label == claimed
     ordered = POLICY.default(replace(problem, causal=True, deterministic=True))
     queries = "g2c80t3x2_keys1" if seqlen >= 4096 else "g2c64t3x2_keys2"
     assert ordered.knobs.label == f"fused_keys_{queries}queued_raster{stored}"
@@ -109,9 +115,9 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
 @pytest.mark.parametrize(("dims", "queries"), [((64, 64), 1024), ((128, 128), 1000)])
 def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries: int) -> None:
     few = with_dims(dims, seqlen_q=queries, seqlen_k=queries, causal=True)
-    for batch, words in ((4, "bulk_lpt"), (16, "stored_raster")):
-        label = POLICY.default(replace(few, batch=batch)).knobs.label
-        assert label.endswith(f"{words}_early_gathered")
+    claimed = "stored_raster_persistent_early_gathered_dynamic"
+    for batch, words in ((4, "bulk_lpt_early_gathered"), (8, claimed), (16, claimed)):
+        assert POLICY.default(replace(few, batch=batch)).knobs.label.endswith(words)
     one_block = replace(few, seqlen_q=100, seqlen_k=100)
     assert "stored_raster" in POLICY.default(one_block).knobs.label
 
@@ -123,9 +129,12 @@ def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries
 def test_ctas_stay_where_a_window_leaves_blocks_even(
     seqlen: int, keys: int, heads_kv: int, stay: bool
 ) -> None:
+    """CTAs with a fixed share of the blocks; many blocks are claimed, whether they are even or not."""
     shape = with_dims((128, 128), batch=1, seqlen_q=seqlen, seqlen_k=seqlen, causal=True)
     problem = replace(shape, heads_kv=heads_kv, window_size=(keys - 1, -1))
-    assert knobs_of(POLICY.default(problem)).persistent is stay
+    shares = {knobs_of(c).persistent for c in offered(problem) if not knobs_of(c).dynamic}
+    assert shares == {stay}
+    assert knobs_of(POLICY.default(problem)).dynamic is (heads_kv > 4)
     ordered = POLICY.default(replace(problem, deterministic=True))
     assert not knobs_of(ordered).persistent
 
@@ -146,6 +155,8 @@ def test_every_variant_is_offered() -> None:
     }
     early = {(k.decomposition, k.dq_share and k.dq_share.dq_by) for k in knobs if k.early_launches}
     assert early == {("fused", "keys"), ("fused", "own"), ("two_pass", None), ("three_pass", None)}
+    causal = [knobs_of(candidate) for candidate in offered(with_dims((128, 128), causal=True))]
+    assert {k.dq_share and k.dq_share.dq_add for k in causal if k.dynamic} == {"stored", "bulk"}
     assert all(k.gathered_stores == k.early_launches for k in knobs)
     passes = [item for k in knobs for item in k.passes.values()]
     assert {item.issue_order for item in passes} == {

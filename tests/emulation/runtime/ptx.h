@@ -173,6 +173,7 @@ inline void mbarrier_arrive_expect_tx_shared_cta_b64(uint32_t barrier, uint32_t 
 inline void mbarrier_arrive_shared_cta_b64(uint32_t barrier) { arrive(barrier); }
 // Waits as long as it takes, which the instruction may do.
 inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, uint32_t barrier, uint32_t parity) {
+  current->acquired = {};
   wait_parity(barrier, int(parity));
   done = true;
 }
@@ -283,7 +284,8 @@ inline void red_global_add_v4_f32(uint64_t address, float a, float b, float c, f
   float* const target = reinterpret_cast<float*>(address);
   target[0] += a, target[1] += b, target[2] += c, target[3] += d;
 }
-// A loop over reads of one place waits, once it has read the same twice with no load between, for a release anywhere.
+// A loop over reads of one place waits, once it has read the same twice with no load or wait for a barrier between, for
+// a release anywhere.
 inline void ld_acquire_gpu_global_b32(uint32_t& to, uint64_t address) {
   auto const word = [address] { return *reinterpret_cast<uint32_t const*>(address); };
   maybe_yield();

@@ -101,8 +101,8 @@ def _pass_time(
         heads=batch * heads // neighbours,
         slices=neighbours,
         longest_first=False,
-        # CTAs that wait for each other keep even, whatever their shares are.
-        persistent=whole.persistent and not is_ordered(shape),
+        # CTAs that wait for each other keep even, whatever their shares are, and so do those that claim blocks.
+        persistent=whole.persistent and not whole.dynamic and not is_ordered(shape),
     )
     mma, exposed = step_clks(problem, shape, spec, fit)
     block_clk = fit.gradient_sm90_tile_clk

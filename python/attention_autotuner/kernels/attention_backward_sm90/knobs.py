@@ -103,6 +103,8 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
         cta_order: of every pass. ``raster``: a head's blocks in turn; ``longest_first``: sections of heads that fit in
             L2 together, and of a section all heads for one block before the next, the longest causal ones first.
         persistent: True where CTAs stay and take every n-th block, whose loads begin while the one before is written.
+        dynamic: True where those that stay claim the next block when they have loaded one, so that uneven blocks leave
+            no CTA behind; dK and dV leave through shared memory. Of ``fused`` only.
         early_launches: True where each kernel of a call begins before the one ahead has ended (programmatic dependent
             launch), with what it needs nothing of that one for.
         gathered_stores: True where lanes exchange results until each has 16 bytes of a row to store, not four.
@@ -130,6 +132,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     persistent: bool = False
     early_launches: bool = field(default=False, metadata=LATER)
     gathered_stores: bool = field(default=False, metadata=LATER)
+    dynamic: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         names = tuple(self.passes)
@@ -166,6 +169,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
                 *["persistent"] * self.persistent,
                 *["early"] * self.early_launches,
                 *["gathered"] * self.gathered_stores,
+                *["dynamic"] * self.dynamic,
             ]
         )
 

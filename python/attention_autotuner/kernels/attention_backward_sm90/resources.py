@@ -26,6 +26,7 @@ OWN_DQ_STAGES = 2  # of shares on their way to the thread that stores them, if a
 SWAPPED_BLOCK = 80  # queries of a step for which rows of dQ's MMAs are columns of dQ
 VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
+CLAIM_BYTES = 128  # of barriers and slots, where CTAs claim blocks
 BIAS_WARP_BYTES = 2048  # of a warp that sums dS by distance from the diagonal
 P_STAGES = 2  # of P between warpgroups that share rows
 ENOUGH_CTAS = H100_SPEC.num_sms
@@ -177,7 +178,8 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
     tiles = rows + knobs.block_columns * (stages + masks + ds + p)
-    used = cta_bytes(tiles, sums + values)
+    claims = CLAIM_BYTES * knobs_of(shape.candidate).dynamic
+    used = cta_bytes(tiles, sums + values + claims)
     of_bias = 4 * knobs.warpgroups * BIAS_WARP_BYTES if _may_sum_bias(shape) else 0
     return used + (of_bias if used + of_bias <= H100_SPEC.smem_per_block_bytes else 0)
 
@@ -231,7 +233,7 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     counted = dict.fromkeys(STORED, 1) | {"ordered": 1 if shape.owns_dq else shape.knobs.warpgroups}
     semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
     groups = problem.batch * problem.heads_kv * head_splits(problem, shape.candidate)
-    counters = groups * SEMAPHORE_BYTES
+    counters = (groups + knobs_of(shape.candidate).dynamic) * SEMAPHORE_BYTES
     sums = tiles * block * problem.padded_dim_qk * SUM_BYTES
     return sums + -(-semaphores // 16) * 16 + -(-counters // 16) * 16
 

@@ -116,9 +116,22 @@ def _turns_share_registers(s: BackwardPassSm90Shape) -> str | None:
 
 
 def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
-    if not s.packed or not knobs_of(s.candidate).persistent:
+    knobs = knobs_of(s.candidate)
+    if not s.packed or not knobs.persistent or knobs.dynamic:
         return None
     return "tiles of packed sequences differ too much for a fixed share of each CTA, got persistent=True"
+
+
+def _claims_have_no_order(s: BackwardPassSm90Shape) -> str | None:
+    knobs = knobs_of(s.candidate)
+    adds = s.share is not None and s.share.dq_add in ("bulk", "stored")
+    in_turn = knobs.persistent and knobs.cta_order == "raster"
+    if not knobs.dynamic or (adds and in_turn and knobs.early_launches and knobs.gathered_stores):
+        return None
+    return (
+        "blocks are claimed by CTAs that stay, a head's in turn, where launches are early and stores gathered and "
+        "bulk copies add to dQ in no order"
+    )
 
 
 def _spans_add_in_no_order(s: BackwardPassSm90Shape) -> str | None:
@@ -159,6 +172,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "shared_rows_need_two_stages": _shared_rows_need_two_stages,
     "turns_share_registers": _turns_share_registers,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
+    "claims_have_no_order": _claims_have_no_order,
     "spans_add_in_no_order": _spans_add_in_no_order,
     "queue_has_the_order_of_blocks": _queue_has_the_order_of_blocks,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,

@@ -2,8 +2,8 @@
 
 A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and stages
 that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with other orders, too. CTAs are
-persistent where their work is equal; the longest blocks first, of causal masks, packed sequences and documents, need
-the hardware's order.
+persistent where their work is equal. Uneven blocks, of causal masks, packed sequences and documents, take the longest
+first in the hardware's order, or are claimed by CTAs that stay, a head's in turn.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class AttentionBackwardSm90Space:
             neighbours in time add to what L2 still holds.
         early: True where launches are early and stores gathered, which gained together wherever they were raced; of
             the shares that are defaults somewhere alone.
+        claimed_adds: how shares are added where blocks of keys are claimed, in steps of 64 queries or, by turns, 80.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
         shared_keys: (queries of a step, issue order) pairs of passes whose warpgroups share keys, beside one over
@@ -101,6 +102,7 @@ class AttentionBackwardSm90Space:
     dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "queued", "ordered", "stored")
     stored_blocks: tuple[int, ...] = (64,)
     early: tuple[bool, ...] = (False, True)
+    claimed_adds: tuple[DqAdd, ...] = ("stored", "bulk")
     key_blocks: tuple[int, ...] = (128, 80, 64)
     query_tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 64))
     shared_keys: tuple[tuple[int, IssueOrder], ...] = ((64, "serial"), (48, "both_ahead"))
@@ -126,13 +128,20 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     for another: on an H200 two passes took 1.04 to 1.35 of the time without an order, and a queue 0.97 to 1.08.
     Blocks of few steps take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 %
     slower there at 512 tokens. Where scores are changed there are none either, nor in packed sequences, where they
-    gain nothing. Launches are early and stores gathered, but for scores with slopes, a bias or a softcap: with
-    ALiBi at d128 the loop spills then, and no GPU has run the others.
+    gain nothing. Many uneven blocks are claimed by CTAs that stay, by turns. Launches are early and stores gathered,
+    but for scores with slopes, a bias or a softcap: with ALiBi at d128 the loop spills then, and no GPU has run the
+    others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or (problem.mask == "explicit" and not suitability.pays_masked(problem, spec)):
         return None
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
+    if suitability.pays_dynamic(problem, spec):
+        first_claimed = replace(space, claimed_adds=("stored",))
+        points = _claimed(problem, first_claimed, spec)
+        claimed = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
+        if claimed is not None:
+            return claimed
     space = replace(space, cta_orders=(suitability.usual_order(problem, spec),))
     uneven, long = suitability.is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
     modified = bool(problem.compiled_modifications)
@@ -226,6 +235,8 @@ def _points(
             if knobs not in seen and (knobs.deterministic or not problem.deterministic):
                 seen.add(knobs)
                 yield knobs
+        if cta_order == "raster" and suitability.may_claim(problem, spec):
+            yield from _claimed(problem, space, spec)
         shared = _shared(problem, space, spec, cta_order, blocks[0]) if widest > WIDE else ()
         if raced:
             yield from shared
@@ -248,6 +259,25 @@ def _points(
                         yield launched
         if not raced:
             yield from shared
+
+
+def _claimed(
+    problem: Problem, space: AttentionBackwardSm90Space, spec: ArchSpec
+) -> Iterator[AttentionBackwardSm90Knobs]:
+    """Points whose blocks of keys are claimed, the usual one first: by turns where registers allow it."""
+    feeds = TURNS + WITHOUT_TURNS if problem.widest_dim == BELOW_WIDE else FEEDS
+    masks: tuple[int, ...] = (0,)
+    if suitability.takes_both(problem):
+        feeds = AHEAD
+        masks = MASK_STAGES if problem.mask == "explicit" else masks
+    swaps = problem.seqlen_q >= LONG_QUEUED_ROWS and not problem.compiled_modifications
+    shares = [share for share in space.shares if share[1] in (64, *[SWAPPED_BLOCK] * swaps)]
+    for dq_add, mask_stages, (dq_by, block) in product(space.claimed_adds, masks, shares):
+        share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
+        plain = BackwardPassSm90(
+            block_columns=block, issue_order=feeds[0][0], mask_stages=mask_stages
+        )
+        yield _fitted(problem, spec, "fused", plain, feeds, "raster", dynamic=True, dq_share=share)
 
 
 def _shared(
@@ -278,6 +308,7 @@ def _fitted(
     plain: BackwardPassSm90,
     feeds: tuple[Feed, ...],
     cta_order: CtaOrder,
+    dynamic: bool = False,
     **others: Any,
 ) -> AttentionBackwardSm90Knobs:
     """A point with what its passes have registers and shared memory for, or as asked where nothing fits."""
@@ -285,7 +316,10 @@ def _fitted(
     knobs = AttentionBackwardSm90Knobs(
         decomposition=decomposition,
         cta_order=cta_order,
-        persistent=not suitability.is_uneven(problem, spec),
+        persistent=dynamic or not suitability.is_uneven(problem, spec),
+        early_launches=dynamic,
+        gathered_stores=dynamic,
+        dynamic=dynamic,
         **passes,
     )
     fitted = {

@@ -174,14 +174,15 @@ struct DqSemaphore {
   }
 };
 
-// By a thread that added shares of dQ by bulk copies: those of this tile are in global memory.
-template <typename T>
+// By a thread that added shares of dQ by bulk copies: those of this tile are in global memory, all but so many of its
+// latest copies.
+template <typename T, int kPending = 0>
 __device__ __forceinline__ void count_head(BackwardPassSm90Stages<T> const& stages) {
   if constexpr (T::kCountsHeads) {
     auto const& common = stages.arguments.common;
     int const heads = common.params.heads_kv, splits = common.splits.divisor;
     int* const counter = stages.arguments.complete + (stages.batch * heads + stages.kv_head) * splits + stages.split;
-    bulk_wait_written<0>();
+    bulk_wait_written<kPending>();
     count_complete(counter);
   }
 }

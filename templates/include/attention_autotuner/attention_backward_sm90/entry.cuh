@@ -71,6 +71,7 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
+  static constexpr int64_t kMostTiles = INT32_MAX - 65536;      // indices of claims beyond the last stay within 32 bits
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
   static constexpr auto preprocess_kernel() {
@@ -151,7 +152,8 @@ struct AttentionBackwardSm90Entry {
         semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
         int64_t const count = heads * dq_tiles * Keys::kDqSemaphores;
         complete = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
-        bytes = complete + (int64_t(splits) * p.batch * p.heads_kv * int64_t(sizeof(int)) + 15) / 16 * 16;
+        int64_t const counters = int64_t(splits) * p.batch * p.heads_kv + Config::kDynamic;
+        bytes = complete + (counters * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
       if (splits > 1) {
@@ -207,7 +209,7 @@ struct AttentionBackwardSm90Entry {
   }
 
   template <typename T>
-  static bool describe(softmax_backward::BackwardPassSm90Arguments<KernelParams>& a, Params const& p) {
+  static bool describe(softmax_backward::ArgumentsOfPass<T>& a, Params const& p) {
     int const queries = T::kByQueries ? T::kBlockRows : T::kBlockColumns;
     int const keys = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
     auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
@@ -218,6 +220,11 @@ struct AttentionBackwardSm90Entry {
       if (!TmaDescriptors::make<Element>(a.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, queries)) return false;
     }
     int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
+    if constexpr (T::kTmaStores) {
+      bool const described = make(a.dk, p.dk, p.dim_qk, rows_k, p.heads_kv, softmax_backward::kStoredRows) &&
+                             make(a.dv, p.dv, p.dim_v, rows_k, p.heads_kv, softmax_backward::kStoredRows);
+      if (!described) return false;
+    }
     return make(T::kByQueries ? a.x0 : a.y0, p.q, p.dim_qk, rows_q, p.heads_q, queries) &&
            make(T::kByQueries ? a.x1 : a.y1, p.dout, p.dim_v, rows_q, p.heads_q, queries) &&
            make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, rows_k, p.heads_kv, keys) &&
@@ -242,7 +249,7 @@ struct AttentionBackwardSm90Entry {
                              [[maybe_unused]] BlockList const& listed, float* bias_sums, cudaStream_t stream,
                              int most_ctas) {
     Params const& p = common.params;
-    softmax_backward::BackwardPassSm90Arguments<KernelParams> arguments;
+    softmax_backward::ArgumentsOfPass<T> arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
     if constexpr (Mods::kModified) take_values<Mods>(arguments, p, arguments.common.c);
@@ -252,9 +259,9 @@ struct AttentionBackwardSm90Entry {
     int const blocks = row_blocks<T>(p), batch = batch_of<kPacked>(p);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * batch;
-    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if (tiles > kMostTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
-    softmax_backward::SectionListOf<kPacked> list;
+    softmax_backward::TileListOf<T> list;
     static_cast<softmax_backward::SectionList&>(list) = {
         kPacked ? heads : int(tiles), T::kQueuedDq || (T::kByQueries && p.causal), Divider::by(section * blocks),
         Divider::by(section),         Divider::by(kMasked ? batch : heads),        Divider::by(p.heads_q / p.heads_kv)};
@@ -264,6 +271,7 @@ struct AttentionBackwardSm90Entry {
           launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns>(p, listed, nullptr, stream);
       if (error != cudaSuccess) return cuda_status(error);
     }
+    if constexpr (T::kDynamic) list.claimed = complete + batch * p.heads_kv * common.splits.divisor;
     int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
     // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait,
     // and each waits for such as were dispatched before it, which a CTA's second block of the same head would not.

@@ -6,6 +6,7 @@
 #include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
 #include "attention_autotuner/attention_backward_sm90/producer.cuh"
 #include "attention_autotuner/attention_backward_sm90/shared_rows.cuh"
+#include "attention_autotuner/attention_backward_sm90/tiles.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
@@ -64,40 +65,44 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
   }
 };
 
+// Before a consumer's warp ends: TMA may still read what it has to store.
+__device__ __forceinline__ void wait_for_reads() {
+  if (lane_index() == 0) tma_store_wait_read();
+}
+
 // The tiles of a consumer warpgroup. The kernel below calls it for signs alone: a call in place of its own loop gives
 // other registers to kernels that have been timed.
 template <typename T, typename Arguments>
-__device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32_t smem, SectionList const& list,
-                                              OutputTiles& tiles, int group) {
-  while (tiles.tile() < list.tiles) {
+__device__ __forceinline__ void consume_tiles(Arguments const& arguments, uint32_t smem, TileListOf<T> const& list,
+                                              OutputTiles<T::kDynamic>& tiles, int group) {
+  while (has_tile<T>(tiles, list)) {
     BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, group);
     consumer.mainloop();
     consumer.write();
-    tiles.next(consumer.end);
+    next_tile<T, true>(tiles, consumer.end, smem);
   }
 }
 
 // The tiles of a warpgroup that shares their rows.
 template <typename T, typename Role, typename Arguments>
-__device__ __forceinline__ void share_rows(Arguments const& arguments, uint32_t smem,
-                                           SectionListOf<T::kPacked> const& list, OutputTiles& tiles) {
-  while (tiles.tile() < count_tiles<T::kPacked>(list)) {
+__device__ __forceinline__ void share_rows(Arguments const& arguments, uint32_t smem, TileListOf<T> const& list,
+                                           OutputTiles<T::kDynamic>& tiles) {
+  while (has_tile<T>(tiles, list)) {
     BackwardPassSm90SharedRows<T, Role> consumer(arguments, smem, list, tiles);
     consumer.mainloop();
     consumer.write();
-    tiles.next(consumer.end);
+    next_tile<T, true>(tiles, consumer.end, smem);
   }
 }
 
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    attention_backward_sm90(BackwardPassSm90Arguments<BackwardParamsOf<Config>> const __grid_constant__ arguments,
-                            SectionListOf<T::kPacked> const list) {
+    attention_backward_sm90(ArgumentsOfPass<T> const __grid_constant__ arguments, TileListOf<T> const list) {
   extern __shared__ char smem_bytes[];
   using Stages = BackwardPassSm90Stages<T>;
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
-  OutputTiles tiles;
+  OutputTiles<T::kDynamic> tiles;
   if constexpr (T::kPacked) {
     if (tiles.tile() >= count_tiles<true>(list)) return;  // there are more CTAs than blocks of rows
   }
@@ -107,6 +112,10 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     prefetch_descriptor(arguments.y1.descriptor);
     if (T::kHasDs) prefetch_descriptor(arguments.x1.descriptor);
     if constexpr (T::kMasked) prefetch_descriptor(arguments.mask.descriptor);
+    if constexpr (T::kTmaStores) {
+      prefetch_descriptor(arguments.dk.descriptor);
+      prefetch_descriptor(arguments.dv.descriptor);
+    }
     Stages(arguments, smem, list, tiles).init_barriers();
   }
   __syncthreads();
@@ -118,7 +127,8 @@ __global__ void __launch_bounds__(T::kThreads, 1)
                               : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64))) {
       return;
     }
-    while (tiles.tile() < count_tiles<T::kPacked>(list)) {
+    [[maybe_unused]] int phase = 0;
+    while (has_tile<T>(tiles, list)) {
       Stages const stages(arguments, smem, list, tiles);
       if (sends) {
         if constexpr (T::kQueuedDq) {
@@ -129,9 +139,9 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         count_head<T>(stages);
       } else if constexpr (T::kPacked) {
         if (threadIdx.x < 32) {
-          stages.template load_packed<0>();
+          stages.template load_packed<0>(phase);
         } else {
-          stages.template load_packed<1>();
+          stages.template load_packed<1>(phase);
         }
       } else if (threadIdx.x == 0) {
         stages.load_first();
@@ -140,19 +150,28 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       } else {
         stages.load_second();
       }
-      tiles.next(stages.end);
+      if constexpr (!T::kDynamic) {
+        tiles.next(stages.end);
+      } else if (T::kPacked ? threadIdx.x < 32 : threadIdx.x == 0) {
+        Stages::wait_for_preprocess();  // which clears the counter of claims
+        claim_tile<T>(tiles, stages.end, smem, list.claimed);
+      } else if (sends) {
+        next_tile<T, false>(tiles, stages.end, smem);
+      } else {
+        next_tile<T, T::kPacked>(tiles, stages.end, smem);
+      }
     }
     if constexpr (T::kEarly) wait_on_dependent_grids();  // as those without a step, and later passes, have not
   } else if (T::kOwnDq && warpgroup == 1 + T::kWarpgroups) {
     if constexpr (T::kOwnDq) {
       softmax_forward::give_registers<T::kDqRegisters>();
-      while (tiles.tile() < count_tiles<T::kPacked>(list)) {
+      while (has_tile<T>(tiles, list)) {
         BackwardPassSm90Dq<T> share(arguments, smem, list, tiles);
         share.run();
         if constexpr (T::kBulkDq) {
           if (lane_index() == 0) count_head<T>(share);
         }
-        tiles.next(share.end);
+        next_tile<T, true>(tiles, share.end, smem);
       }
     }
   } else {
@@ -168,12 +187,13 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         if (arguments.common.params.r_grad)
           return consume_tiles<WithSigns<T>>(arguments, smem, list, tiles, warpgroup - 1);
       }
-      while (tiles.tile() < count_tiles<T::kPacked>(list)) {
+      while (has_tile<T>(tiles, list)) {
         BackwardPassSm90Consumer<T> consumer(arguments, smem, list, tiles, warpgroup - 1);
         consumer.mainloop();
         consumer.write();
-        tiles.next(consumer.end);
+        next_tile<T, true>(tiles, consumer.end, smem);
       }
+      if constexpr (T::kTmaStores) wait_for_reads();
     }
   }
 }

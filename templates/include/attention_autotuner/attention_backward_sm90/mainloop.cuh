@@ -53,9 +53,12 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
 
   // --- steps ---------------------------------------------------------------------------------------------------------
 
-  // Operands of a step's results from its scores, all of it with nothing else in flight.
+  // Operands of a step's results from its scores, all of it with nothing else in flight. `First`: of the CTA's first
+  // step, where X1 is on its way as TMA stores the results before.
+  template <bool First = false>
   __device__ __forceinline__ void score_alone(int index, Cursor const& now) {
     issue_scores(index);
+    if constexpr (First) Base::wait_for_rows(1);
     issue_dp(index);
     Base::find_bias(now);
     warpgroup_wait<T::kHasDs ? 1 : 0>();
@@ -74,6 +77,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
   }
   // Results of a step, with nothing else in flight. With S alone ahead there are no registers for all results at a
   // time.
+  template <bool Last = false>
   __device__ __forceinline__ void results_alone(int index, Cursor const& now) {
     constexpr bool kDqLast = T::kOrder == IssueOrder::kScoresAhead;
     Base::template issue_results<T::kHasDv, T::kHasDs>(index);
@@ -84,7 +88,10 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     finish_results(index);
     if constexpr (kDqLast) {
       issue_dq(index);
+      if constexpr (Last) store_dv();
       warpgroup_wait<0>();
+    } else if constexpr (Last) {
+      store_dv();
     }
     add_dq(index, now);
     send_dq(now);
@@ -159,6 +166,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     }
     warpgroup_wait<0>();
     finish_results(index);
+    if constexpr (Last) store_dv();
     add_dq(index, now);
     if constexpr (Last) send_dq(now);
   }
@@ -210,8 +218,9 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     }
     if (Base::steps() == 0) return Sums::write_nothing(*this);
     Base::load_row_values();
+    if constexpr (T::kTmaStores) release_stored_rows();
     Base::wait_for_rows(0);
-    if constexpr (T::kHasDs) Base::wait_for_rows(1);
+    if constexpr (T::kHasDs && !kLateRows) Base::wait_for_rows(1);
     if constexpr (T::kHeldRows) Base::template load_fragments<T::kDepth>(x0, x0_tile());
     if constexpr (T::kHeldRows && T::kHasDs) Base::template load_fragments<T::kColumns>(x1, x1_tile());
     Cursor now = range.begin();
@@ -244,6 +253,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       fence_accumulators(s);
       Base::scores_to_p(begin, now);
       Base::pack_p();
+      if constexpr (kLateRows) Base::wait_for_rows(1);
       wait_for_second(begin);
       Base::template issue_results<true, false>(begin);
       issue_dp(begin);
@@ -258,32 +268,79 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       Base::template issue_results<false, true>(end - 1);
       publish_ds(end - 1);
       issue_dq(end - 1);
+      store_dv();
       warpgroup_wait<0>();
       finish_first(end - 1);
       add_dq(end - 1, now);
       send_dq(now);
     } else {
-      score_alone(begin, now);
+      score_alone<kLateRows>(begin, now);
 #pragma unroll 1
       for (int index = begin; index < end - 1; ++index) {
         Cursor const before = now;
         range.next(now);
         step_ahead(index, before, now);
       }
-      results_alone(end - 1, now);
+      results_alone<T::kTmaStores>(end - 1, now);
     }
     Sums::write(*this);
     if (warp_arrives()) {
       Base::release_rows(0);
-      if constexpr (T::kHasDs) Base::release_rows(1);
+      if constexpr (T::kHasDs && !T::kTmaStores) Base::release_rows(1);
     }
-    if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
+    if constexpr (T::kKeysDq && T::kBulkDq && !T::kTmaStores) share.wait_added();
   }
 
   __device__ __forceinline__ void write() const {
+    if constexpr (T::kTmaStores) {
+      if (stores_through()) return store_dk();
+    }
     write_results<T>(*this);
     if constexpr (T::kKeysDq && T::kBulkDq) {
       if (lane_index() == 0) count_head<T>(*this);
+    }
+  }
+
+  // --- results that TMA stores ---------------------------------------------------------------------------------------
+
+  // Where TMA stores results, X1 of a block comes after those of the one before, and is waited for as late as possible.
+  static constexpr bool kLateRows =
+      T::kTmaStores && !T::kHeldRows && (T::kByTurns || T::kOrder == IssueOrder::kScoresAhead);
+
+  // Partial sums of CTAs that share rows are stored from registers, as are zeros where nothing was loaded.
+  __device__ __forceinline__ bool stores_through() const {
+    return arguments.common.splits.divisor == 1 && Base::steps() > 0;
+  }
+  // X1 of the block before, once the results that went through its place have been read.
+  __device__ __forceinline__ void release_stored_rows() const {
+    if (Base::visit == 0) return;
+    if (lane_index() == 0) tma_store_wait_read();
+    if (warp_arrives()) Base::release_rows(1);
+  }
+  __device__ __forceinline__ auto const& results() const {
+    return static_cast<StoringPassSm90Arguments<typename T::Params> const&>(arguments);
+  }
+  // dV, of which no MMA is in flight, nor of X1, while dK or dQ may be.
+  __device__ __forceinline__ void store_dv() const {
+    if constexpr (T::kTmaStores) {
+      if (!stores_through()) return;
+      // Those who share dQ have waited for all of dS, which was made from the last of dP.
+      if constexpr (!T::kKeysDq) named_barrier(kWarpgroupBarrier + group, kWarpgroupThreads);
+      auto const& params = arguments.common.params;
+      store_through<T>(*this, dv, results().dv, params.dv, params.dim_v, 1.0f);
+    }
+  }
+  // dK, in the place of dV, once that has been read.
+  __device__ __forceinline__ void store_dk() const {
+    auto const& params = arguments.common.params;
+    if constexpr (T::kOrder == IssueOrder::kSerial) store_dv();
+    // This lane's latest copies may add to dQ.
+    constexpr int kOthers = T::kKeysDq && T::kBulkDq && T::kOrder != IssueOrder::kSerial ? 1 : 0;
+    if (lane_index() == 0) tma_store_wait_read<kOthers>();
+    __syncwarp();
+    store_through<T>(*this, dq_or_dk, results().dk, params.dk, params.dim_qk, score_scale(params));
+    if constexpr (T::kKeysDq && T::kBulkDq) {
+      if (lane_index() == 0) count_head<T, T::kDepthLoaded / kSwizzleColumns>(*this);
     }
   }
 };

@@ -6,6 +6,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_backward_sm90/memory.cuh"
+#include "attention_autotuner/attention_backward_sm90/tiles.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
@@ -22,43 +23,6 @@ namespace attention_autotuner::softmax_backward {
 using softmax_forward::kMmaDepth;
 using softmax_forward::kWarpgroupRows;
 using softmax_forward::kWarpgroupThreads;
-
-// The list of output tiles of a launch, section by section: so many heads of the batch, which together fit in L2. Of a
-// section, all heads for one row block before the next row block; of a section of one head, its row blocks in turn.
-struct SectionList {
-  int tiles;
-  bool reversed_rows;
-  Divider section_tiles, section_heads, heads, group;  // with a mask, `heads` is the batch
-};
-// With a mask, batch entries, which share it, follow each other; else heads.
-template <bool kMasked>
-__device__ __forceinline__ TileCoordinates section_tile(int index, SectionList const& list) {
-  int const section = list.section_tiles.divide(index), within = index - section * list.section_tiles.divisor;
-  int const rank = list.section_heads.divide(within);
-  int const head_batch = section * list.section_heads.divisor + within - rank * list.section_heads.divisor;
-  int const blocks = list.section_tiles.divisor / list.section_heads.divisor;
-  int const outer = list.heads.divide(head_batch), inner = head_batch - outer * list.heads.divisor;
-  return {list.reversed_rows ? blocks - 1 - rank : rank, kMasked ? outer : inner, kMasked ? inner : outer, 0};
-}
-
-// Of packed sequences: the list says it of a single row block, whose place is taken by as many as are listed.
-struct PackedSectionList : SectionList {
-  BlockList listed;
-};
-template <bool kPacked>
-using SectionListOf = std::conditional_t<kPacked, PackedSectionList, SectionList>;
-template <bool kPacked>
-__device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {
-  if constexpr (kPacked) return list.tiles * *list.listed.count;
-  return list.tiles;
-}
-// In the place of a row block is its place in the list.
-__device__ __forceinline__ TileCoordinates listed_tile(int index, PackedSectionList const& list) {
-  int const section_tiles = list.section_heads.divisor * *list.listed.count, section = index / section_tiles;
-  int const within = index - section * section_tiles, listed = list.section_heads.divide(within);
-  int const head = section * list.section_heads.divisor + within - listed * list.section_heads.divisor;
-  return {listed, head, 0, 0};
-}
 
 // The arguments of one of the packed sequences, as far as they are its own.
 struct SequenceParams {
@@ -107,27 +71,19 @@ struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Pa
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; of stored ones without parts
   int* complete;    // workspace: [batch, heads_kv, splits]
 };
-
-// How far a CTA is with its list of output tiles, of which it takes every n-th: every role of it walks the same one.
-// The rings and barriers go on from one tile to the next.
-struct OutputTiles {
-  int round = 0;
-  int steps = 0;   // of the tiles before, all together
-  int visits = 0;  // tiles before with any step at all: those whose rows were loaded
-
-  __device__ __forceinline__ int tile() const { return round * int(gridDim.x) + int(blockIdx.x); }
-  // After a tile whose steps end there.
-  __device__ __forceinline__ void next(int end) {
-    ++round;
-    visits += end > steps;
-    steps = end;
-  }
+// Of passes whose results TMA stores.
+template <typename Params>
+struct StoringPassSm90Arguments : BackwardPassSm90Arguments<Params> {
+  TmaTensor dk, dv;  // 16 rows at a time
 };
+template <typename T>
+using ArgumentsOfPass = std::conditional_t<T::kTmaStores, StoringPassSm90Arguments<typename T::Params>,
+                                           BackwardPassSm90Arguments<typename T::Params>>;
 
 // Where tiles and barriers lie, and which tiles an output tile visits.
 template <typename T>
 struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
-  using List = SectionListOf<T::kPacked>;
+  using List = TileListOf<T>;
   BackwardPassSm90Arguments<typename T::Params> const& arguments;
   uint32_t const smem;
   int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
@@ -136,7 +92,8 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   int visit;       // of the CTA
 
   __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments<typename T::Params> const& arguments,
-                                                    uint32_t smem, List const& list, OutputTiles const& tiles)
+                                                    uint32_t smem, List const& list,
+                                                    OutputTiles<T::kDynamic> const& tiles)
       : arguments(arguments), smem(smem), begin(tiles.steps), visit(tiles.visits) {
     TileCoordinates const tile = coordinates(list, tiles.tile());
     row_block = tile.row_block;
@@ -247,9 +204,14 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       barrier_init(full(i, 0), 4 * kWarpArrivals);
       barrier_init(empty(i, 0), 4 * kWarpArrivals);
     }
-    for (int i = T::kDqBarrier; i < T::kBarriers; ++i) {
+    for (int i = T::kDqBarrier; i < T::kTileBarrier; ++i) {
       barrier_init(full(i, 0), 4 * kWarpArrivals);
       barrier_init(empty(i, 0), 1);
+    }
+    for (int i = T::kTileBarrier; i < T::kBarriers; ++i) {
+      constexpr int kLoaders = (T::kPacked ? kWarpArrivals : 1) + T::kMasked + T::kStoredDq;
+      barrier_init(full(i, 0), 1);
+      barrier_init(empty(i, 0), kConsumers + kDqWarps + kLoaders);
     }
     if constexpr (T::kPacked) {
       for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);
@@ -281,9 +243,10 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     clear_rows_from<Rows, Columns>(tile, rows);
     if (lane_index() == 0) arrive(full);
   }
-  // What both producers do of packed sequences: the first with X0 and Y0, the second with X1 and Y1.
+  // What both producers do of packed sequences: the first with X0 and Y0, the second with X1 and Y1. `phase`: of the
+  // barrier of cleared tiles, from one output tile to the next.
   template <int kProducer>
-  __device__ __forceinline__ void load_packed() const {
+  __device__ __forceinline__ void load_packed(int& phase) const {
     constexpr bool kFirst = kProducer == 0, kValues = !T::kByQueries && (kFirst || T::kHasDs);
     constexpr int kColumns = kFirst ? T::kDepthLoaded : T::kColumnsLoaded;
     constexpr int kBarrier = kFirst ? T::kY0Barrier : T::kY1Barrier;
@@ -294,8 +257,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     int const streamed = T::kByQueries ? sequence.first_key : sequence.first_query;
     if (steps() == 0) return;
     wait_for_preprocess();
-    int phase = 0;
-    if constexpr (kFirst || T::kHasDs) {
+    auto const load_rows = [&] {
       uint32_t const tile = kFirst ? x0_tile() : x1_tile();
       int const row = row_block * T::kBlockRows;
       // Queries that are not the sequence's spoil no others.
@@ -306,10 +268,14 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
             fill_stage<T::kBlockRows, kColumns>(tile, kFirst ? arguments.x0 : arguments.x1, arrived, staying + row, 0,
                                                 staying_head(), batch);
           });
-    }
+    };
+    if constexpr (!T::kDynamic && (kFirst || T::kHasDs)) load_rows();
     Cursor now = range.begin();
 #pragma unroll 1
     for (int index = begin; index < end; ++index, range.next(now)) {
+      if constexpr (T::kDynamic) {
+        if (index == rows_after<kFirst ? T::kFirstStages : T::kSecondStages>()) load_rows();
+      }
       int const stage = Ring::stage(index), row = now.tile * T::kBlockColumns;
       uint32_t const tile = kFirst ? y0_tile(stage) : y1_tile(stage);
       int const rows = (T::kByQueries ? p.seqlen_k : p.seqlen_q) - row;
@@ -331,19 +297,36 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   __device__ __forceinline__ static void wait_for_preprocess() {
     if constexpr (T::kEarly && T::kFirstPass) wait_on_dependent_grids();
   }
+  // The step whose tile of Y comes after X, where CTAs claim tiles: stages of those before fall free before the end of
+  // the block before, which X waits for.
+  template <int kStages>
+  __device__ __forceinline__ int rows_after() const {
+    return visit == 0 ? begin : begin + minimum(kStages, steps()) - 1;
+  }
+  __device__ __forceinline__ void load_first_rows() const {
+    acquire_rows(0);
+    fill_stage<T::kBlockRows, T::kDepthLoaded>(x0_tile(), arguments.x0, full(T::kXBarrier, 0),
+                                               row_block * T::kBlockRows, 0, staying_head(), batch);
+  }
+  __device__ __forceinline__ void load_second_rows() const {
+    acquire_rows(1);
+    fill_stage<T::kBlockRows, T::kColumnsLoaded>(x1_tile(), arguments.x1, full(T::kXBarrier, 1),
+                                                 row_block * T::kBlockRows, 0, staying_head(), batch);
+  }
   // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, a third the
   // mask, so that a full ring of one does not stall others.
   __device__ __forceinline__ void load_first() const {
     if (steps() == 0) return;
-    acquire_rows(0);
-    fill_stage<T::kBlockRows, T::kDepthLoaded>(x0_tile(), arguments.x0, full(T::kXBarrier, 0),
-                                               row_block * T::kBlockRows, 0, staying_head(), batch);
+    if constexpr (!T::kDynamic) load_first_rows();
     wait_for_preprocess();
     if constexpr (T::kEarly) launch_dependent_grids();
     using Ring = BarrierRing<T::kFirstStages>;
     Cursor now = range.begin();
 #pragma unroll 1
     for (int index = begin; index < end; ++index, range.next(now)) {
+      if constexpr (T::kDynamic) {
+        if (index == rows_after<T::kFirstStages>()) load_first_rows();
+      }
       int const stage = Ring::stage(index);
       uint32_t const filled = full(T::kY0Barrier, stage);
       wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
@@ -357,17 +340,16 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   }
   __device__ __forceinline__ void load_second() const {
     if (steps() == 0) return;
-    if constexpr (T::kHasDs) {
-      acquire_rows(1);
-      fill_stage<T::kBlockRows, T::kColumnsLoaded>(x1_tile(), arguments.x1, full(T::kXBarrier, 1),
-                                                   row_block * T::kBlockRows, 0, staying_head(), batch);
-    }
+    if constexpr (T::kHasDs && !T::kDynamic) load_second_rows();
     wait_for_preprocess();
     constexpr bool kShifts = T::kHasDs && !T::kByQueries;
     using Ring = BarrierRing<T::kSecondStages>;
     Cursor now = range.begin();
 #pragma unroll 1
     for (int index = begin; index < end; ++index, range.next(now)) {
+      if constexpr (T::kDynamic) {
+        if (index == rows_after<T::kSecondStages>()) load_second_rows();
+      }
       int const stage = Ring::stage(index);
       uint32_t const filled = full(T::kY1Barrier, stage);
       wait(empty(T::kY1Barrier, stage), Ring::phase(index) ^ 1);

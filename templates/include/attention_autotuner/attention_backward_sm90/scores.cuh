@@ -39,7 +39,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
 
   __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments<typename T::Params> const& arguments,
                                                     uint32_t smem, typename Base::List const& list,
-                                                    OutputTiles const& tiles, int group)
+                                                    OutputTiles<T::kDynamic> const& tiles, int group)
       : Base(arguments, smem, list, tiles), group(group) {}
 
   // The first row of this warpgroup, and of this lane.

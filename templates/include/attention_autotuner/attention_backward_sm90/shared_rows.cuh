@@ -52,7 +52,7 @@ struct BackwardPassSm90SharedRows : BackwardPassSm90Consumer<Role> {
 
   __device__ __forceinline__ BackwardPassSm90SharedRows(BackwardPassSm90Arguments<typename T::Params> const& arguments,
                                                         uint32_t smem, typename Base::List const& list,
-                                                        OutputTiles const& tiles)
+                                                        OutputTiles<T::kDynamic> const& tiles)
       : Base(arguments, smem, list, tiles, 0) {}
 
   // This lane's words of P, each warp's instruction after instruction.

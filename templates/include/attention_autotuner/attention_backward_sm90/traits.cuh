@@ -87,6 +87,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kQueuedDq = kSharesDq && Share::kDqAdd == DqAdd::kQueued;
   static constexpr bool kStoredDq = kQueuedDq || (kSharesDq && Share::kDqAdd == DqAdd::kStored);
   static constexpr bool kEarly = Config::kEarlyLaunches;
+  static constexpr bool kDynamic = Config::kDynamic;  // CTAs that stay claim the next tile
   // Where dQ of a head is converted once its blocks of keys have added, beside other heads. A CTA must not end before
   // its last additions are in global memory then, which costs more than it gains where many end, one after the other.
   static constexpr bool kCountsHeads = kEarly && (kBulkDq || kStoredDq) && !Mods::kPacked &&
@@ -108,6 +109,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
   static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
   static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
+  // Results of CTAs that claim tiles leave through the place of X1, where they fit, and the next X1 comes after them.
+  static constexpr bool kTmaStores = kDynamic && kDepthLoaded <= kColumnsLoaded;
   static constexpr int kThreads = 128 * (1 + kWarpgroups + kOwnDq);
 
   // The share of dQ, as 64 rows of queries by so many columns: where the warpgroups of the keys compute it, each takes
@@ -186,7 +189,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static_assert(kOrder != IssueOrder::kByTurns || (kKeysDq && kDqMmaColumns == kBlockColumns && !kRetNet &&
                                                    !Mods::kSoftcap && !Mods::kBias && !kHeldRows),
                 "turns_share_registers");
-  static_assert(!Mods::kPacked || !Config::kPersistent, "packed_tiles_are_dispatched");
+  static_assert(!Mods::kPacked || !Config::kPersistent || kDynamic, "packed_tiles_are_dispatched");
+  static_assert(!kDynamic || (Config::kPersistent && Config::kCtaOrder == CtaOrder::kRaster && kEarly && kGathered &&
+                              !kQueuedDq && (kBulkDq || kStoredDq)),
+                "claims_have_no_order");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
   static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kPacked && !Mods::kSpanned && !kMasked),
                 "queue_has_the_order_of_blocks");
@@ -222,11 +228,14 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
   static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kPBarrier = kDsBarrier + kDsStages;
-  static constexpr int kDqBarrier = kPBarrier + kPStages;  // of each part of each stage of shares of dQ
-  static constexpr int kBarriers = kDqBarrier + kDqParts * kDqStages;
+  static constexpr int kDqBarrier = kPBarrier + kPStages;                 // of each part of each stage of shares of dQ
+  static constexpr int kTileBarrier = kDqBarrier + kDqParts * kDqStages;  // of tiles that were claimed
+  static constexpr int kTileSlots = kDynamic ? 2 : 0;
+  static constexpr int kBarriers = kTileBarrier + kTileSlots;
   // Of tiles that are cleared before they are full, one for each producer.
   static constexpr int kClearedOffset = kBarrierOffset + 16 * kBarriers;
-  static constexpr int kBarrierBytes = 256;
+  static constexpr int kTileSlotOffset = kClearedOffset + (Mods::kPacked ? 16 : 0);
+  static constexpr int kBarrierBytes = kDynamic ? 384 : 256;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   // Then what a pass that finds the gradient of a bias table has for each warp, where there is room for it.
   static constexpr int kMostBiasDistance = 128;  // of the tables whose gradients it finds
@@ -236,7 +245,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kSumsBias = Mods::kBias && !Mods::kSoftcap && !Mods::kPacked && kHasDs && !kByQueries &&
                                     !kSharedRows && kAlignment + kBiasOffset + kBiasBytes <= 227 * 1024;
   static constexpr int kSmemBytes = kAlignment + kBiasOffset + (kSumsBias ? kBiasBytes : 0);
-  static_assert(16 * (kBarriers + Mods::kPacked) <= kBarrierBytes, "barriers_fit");
+  static_assert(16 * (kBarriers + Mods::kPacked) + 4 * kTileSlots <= kBarrierBytes, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

@@ -1,0 +1,129 @@
+// The output tiles of a pass of attention's backward of family sm90: lists of them, and which a CTA takes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "attention_autotuner/attention_backward_sm90/traits.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/sequence_list.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+// The list of output tiles of a launch, section by section: so many heads of the batch, which together fit in L2. Of a
+// section, all heads for one row block before the next row block; of a section of one head, its row blocks in turn.
+struct SectionList {
+  int tiles;
+  bool reversed_rows;
+  Divider section_tiles, section_heads, heads, group;  // with a mask, `heads` is the batch
+};
+// With a mask, batch entries, which share it, follow each other; else heads.
+template <bool kMasked>
+__device__ __forceinline__ TileCoordinates section_tile(int index, SectionList const& list) {
+  int const section = list.section_tiles.divide(index), within = index - section * list.section_tiles.divisor;
+  int const rank = list.section_heads.divide(within);
+  int const head_batch = section * list.section_heads.divisor + within - rank * list.section_heads.divisor;
+  int const blocks = list.section_tiles.divisor / list.section_heads.divisor;
+  int const outer = list.heads.divide(head_batch), inner = head_batch - outer * list.heads.divisor;
+  return {list.reversed_rows ? blocks - 1 - rank : rank, kMasked ? outer : inner, kMasked ? inner : outer, 0};
+}
+
+// Of packed sequences: the list says it of a single row block, whose place is taken by as many as are listed.
+struct PackedSectionList : SectionList {
+  BlockList listed;
+};
+template <bool kPacked>
+using SectionListOf = std::conditional_t<kPacked, PackedSectionList, SectionList>;
+
+// Of CTAs that claim their tiles.
+template <bool kPacked>
+struct ClaimedList : SectionListOf<kPacked> {
+  int* claimed;  // workspace: how many were claimed beyond the first of every CTA
+};
+template <typename T>
+using TileListOf = std::conditional_t<T::kDynamic, ClaimedList<T::kPacked>, SectionListOf<T::kPacked>>;
+
+template <bool kPacked>
+__device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {
+  if constexpr (kPacked) return list.tiles * *list.listed.count;
+  return list.tiles;
+}
+// In the place of a row block is its place in the list.
+__device__ __forceinline__ TileCoordinates listed_tile(int index, PackedSectionList const& list) {
+  int const section_tiles = list.section_heads.divisor * *list.listed.count, section = index / section_tiles;
+  int const within = index - section * section_tiles, listed = list.section_heads.divide(within);
+  int const head = section * list.section_heads.divisor + within - listed * list.section_heads.divisor;
+  return {listed, head, 0, 0};
+}
+
+// How far a CTA is with its list of output tiles, of which it takes every n-th, or claims the next: every role of it
+// walks the same one. The rings and barriers go on from one tile to the next.
+template <bool kDynamic>
+struct OutputTiles {
+  int round = 0;
+  int steps = 0;   // of the tiles before, all together
+  int visits = 0;  // tiles before with any step at all: those whose rows were loaded
+
+  __device__ __forceinline__ int tile() const { return round * int(gridDim.x) + int(blockIdx.x); }
+  // After a tile whose steps end there.
+  __device__ __forceinline__ void next(int end) {
+    ++round;
+    visits += end > steps;
+    steps = end;
+  }
+};
+template <>
+struct OutputTiles<true> : OutputTiles<false> {
+  int index = int(blockIdx.x);
+
+  __device__ __forceinline__ int tile() const { return index; }
+};
+// Whether there is one.
+template <typename T>
+__device__ __forceinline__ bool has_tile(OutputTiles<T::kDynamic> const& tiles, TileListOf<T> const& list) {
+  return tiles.tile() < count_tiles<T::kPacked>(list);
+}
+
+// How the roles of a CTA learn of the next tile, after one whose steps end at `end`. Where tiles are claimed, the
+// producer that loads X0 does it, once it has loaded one and not earlier, as the last claims should be by CTAs that
+// have the least to do. The others read the tile's index from one of two slots in shared memory.
+template <typename T>
+__device__ __forceinline__ uint32_t tile_full(uint32_t smem, int slot) {
+  return smem + T::kBarrierOffset + 16 * (T::kTileBarrier + slot);
+}
+template <typename T>
+__device__ __forceinline__ uint32_t tile_slot(uint32_t smem, int slot) {
+  return smem + T::kTileSlotOffset + 4 * slot;
+}
+// By a thread, or of packed sequences a warp.
+template <typename T>
+__device__ __forceinline__ void claim_tile(OutputTiles<true>& tiles, int end, uint32_t smem, int* claimed) {
+  int index = 0;
+  if (!T::kPacked || lane_index() == 0) {
+    int const slot = tiles.round % 2;
+    index = atomicAdd(claimed, 1) + int(gridDim.x);
+    wait(tile_full<T>(smem, slot) + 8, tiles.round / 2 & 1 ^ 1);
+    asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(tile_slot<T>(smem, slot)), "r"(index) : "memory");
+    arrive(tile_full<T>(smem, slot));
+  }
+  tiles.index = T::kPacked ? __shfl_sync(0xffffffffu, index, 0) : index;
+  tiles.next(end);
+}
+// kWarp: all lanes of a warp call.
+template <typename T, bool kWarp>
+__device__ __forceinline__ void next_tile(OutputTiles<T::kDynamic>& tiles, int end, uint32_t smem) {
+  if constexpr (T::kDynamic) {
+    int const slot = tiles.round % 2;
+    wait(tile_full<T>(smem, slot), tiles.round / 2 & 1);
+    uint32_t index;
+    asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(index) : "r"(tile_slot<T>(smem, slot)) : "memory");
+    if (!kWarp || warp_arrives()) arrive_after(index, tile_full<T>(smem, slot) + 8);
+    tiles.index = kWarp ? __shfl_sync(0xffffffffu, int(index), 0) : int(index);
+  }
+  tiles.next(end);
+}
+
+}  // namespace attention_autotuner::softmax_backward
