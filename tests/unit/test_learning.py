@@ -223,7 +223,7 @@ def test_the_commands_print_cards_and_write_what_helps(
     lines = read_text(RESULTS / "records.jsonl.xz").splitlines()
     path = str(cache / "searches.jsonl")
     Path(path).write_text(
-        "\n".join(line for line in lines if re.search(r'"dim_qk": ?(64|128)\b', line))
+        "\n".join(line for line in lines if re.search(r'"direction": ?"forward"', line))
     )
     assert main(["model", "fit", path, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
