@@ -24,9 +24,18 @@ pytestmark = pytest.mark.build
 
 FUSED = KNOBS_SM90["fused"]
 BULK = replace(FUSED, dq_share=replace(FUSED.dq_share, dq_add="bulk"))
-KNOBS: dict[str, Any] = {**KNOBS_SM80, **KNOBS_SM90, "fused": BULK}
-NOT_DETERMINISTIC = ("one_pass", "fused")
-DOCUMENTS = ("event", "shared_rows", "three_kernels", "exact_flat", "turns", "strict")
+CLAIMED = replace(
+    BULK,
+    keys=replace(FUSED.keys, issue_order="interleaved", held_rows=True),
+    dq_share=replace(FUSED.dq_share, dq_add="stored"),
+    persistent=True,
+    early_launches=True,
+    gathered_stores=True,
+    dynamic=True,
+)
+KNOBS: dict[str, Any] = {**KNOBS_SM80, **KNOBS_SM90, "fused": BULK, "claimed": CLAIMED}
+NOT_DETERMINISTIC = ("one_pass", "fused", "claimed")
+DOCUMENTS = ("event", "shared_rows", "three_kernels", "exact_flat", "turns", "strict", "claimed")
 CASES = [
     *((name, "documents") for name in DOCUMENTS),
     *((name, "both") for name in ("ahead", "one_pass", "overlap", "stream", "fused", "two_pass")),
