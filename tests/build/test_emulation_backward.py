@@ -28,7 +28,7 @@ PRODUCTS = "attention_backward_sm90/products.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
 SHARE = "attention_backward_sm90/dq_share.cuh"
 SENDER = "attention_backward_sm90/dq_sender.cuh"
-TILES = "attention_backward_sm90/tiles.cuh"
+SLOT = "sm90/tile_slot.cuh"
 RESULTS = "attention_backward_sm90/results.cuh"
 KERNEL = "attention_backward_sm90/kernel.cuh"
 ENTRY = "attention_backward_sm90/entry.cuh"
@@ -54,11 +54,11 @@ OF_SENDER = {
 }
 # Where CTAs claim blocks, and TMA stores what they leave.
 OF_CLAIMS = {
-    "slot_overwritten": (TILES, "wait(tile_full<T>(smem, slot) + 8, tiles.round / 2 & 1 ^ 1);", ""),
-    "slot_read_early": (TILES, "wait(tile_full<T>(smem, slot), tiles.round / 2 & 1);", ""),
+    "slot_overwritten": (SLOT, "wait(empty(), phase ^ 1);", ""),
+    "slot_read_early": (SLOT, "wait(full(), phase);", ""),
     "slot_not_given_back": (
-        TILES,
-        "if (!kWarp || warp_arrives()) arrive_after(index, tile_full<T>(smem, slot) + 8);",
+        SLOT,
+        "if (!Warp || warp_arrives()) arrive_after(index, empty());",
         "",
     ),
     "claims_counted_as_a_head": (
@@ -69,13 +69,36 @@ OF_CLAIMS = {
     "rows_released_unread": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read();", ""),
     "dv_overwritten": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read<kOthers>();", ""),
     "results_not_fenced": (RESULTS, "fence_view_async_shared();", ""),
-    "late_rows_not_waited_for": (MAINLOOP, "if constexpr (kLateRows) Base::wait_for_rows(1);", ""),
+    "late_rows_not_waited_for": (MAINLOOP, "if constexpr (T::kLateRows) Base::wait_for_rows(1);", ""),
     "rows_not_loaded": (
         "attention_backward_sm90/producer.cuh",
         "return visit == 0 ? begin : begin + minimum(kStages, steps()) - 1;",
         "return visit == 0 ? begin : begin + kStages - 1;",
     ),
     "ended_unread": (KERNEL, "if constexpr (T::kTmaStores) wait_for_reads();", ""),
+}
+# Where a warpgroup's keys see none of the first tile, or of the last.
+OF_HIDDEN_TILES = {
+    "first_is_seen": (
+        SCORES,
+        "return Base::common().first_query(first_row()) >= (now.tile + 1) * T::kBlockColumns;",
+        "return Base::common().first_query(first_row()) >= now.tile * T::kBlockColumns;",
+    ),
+    "last_is_seen": (
+        SCORES,
+        "return Base::steps() > 1 && common.end_of_queries(last) <= (Base::range.end - 1) * T::kBlockColumns;",
+        "return Base::steps() > 1 && common.end_of_queries(last) <= Base::range.end * T::kBlockColumns;",
+    ),
+    "not_zero": (
+        PRODUCTS,
+        "p[i] = Base::ds_registers()[i] = 0;",
+        "p[i] = Base::ds_registers()[i] = 0x3f803f80;",
+    ),
+    "zeros_taken_early": (
+        PRODUCTS,
+        "wait(full(T::kY0Barrier, First::stage(index)), First::phase(index));",
+        "",
+    ),
 }
 SAID_OF_CLAIMS = {
     "slot_overwritten": "races with",
@@ -374,6 +397,19 @@ def test_gradients_of_claimed_blocks(variant: Candidate, tmp_path: Path) -> None
         kernel, claimed_shapes(variant), [("lazy", 0), ("random", 1)], deterministic=False
     )
     assert outcome.ok, outcome
+
+
+def test_tiles_that_a_warpgroup_does_not_see(tmp_path: Path) -> None:
+    shape = problem(CLAIMING[0], causal=True, queries=500, keys=500)
+    shape = replace(shape, window_size=(150, -1))
+    windowed = Candidate.of(shape, CLAIMING[0].knobs)
+    kernel = build(windowed, tmp_path / windowed.name, OF_HIDDEN_TILES)
+    runs = [("lazy", 0), ("random", 1)]
+    outcome = check(kernel, [shape], runs, deterministic=False)
+    assert outcome.ok, outcome
+    for name in OF_HIDDEN_TILES:
+        outcome = check(kernel, [shape], runs, deterministic=False, mutant=name)
+        assert not outcome.ok, (name, outcome)
 
 
 def test_queued_shares_wait_for_ctas_that_were_dispatched_before_alone(tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ FEATURES: dict[str, dict[str, Any]] = {
         "packed_rows": (301, 301),
     },
 }
+# Backward, where CTAs claim their blocks of keys.
+CLAIMED: dict[str, dict[str, Any]] = {
+    "windowed": {"window_size": (80, -1)},
+    "spanned": FEATURES["spanned"],
+    "packed": FEATURES["packed"],
+}
 DIRECTIONS: dict[str, dict[str, Any]] = {
     "forward": {"direction": "forward"},
     "backward": {"direction": "backward"},
@@ -73,6 +79,11 @@ def cases() -> dict[str, tuple[Problem, Candidate]]:
             if knobs is not None:
                 made = Candidate.of(problem, knobs)
                 cases_of[f"{name}-{way}-{made.family}"] = (problem, made)
+    for name, feature in CLAIMED.items():
+        problem = replace(SMALL, **feature, direction="backward", dim_qk=128, dim_v=128)
+        names = (c for c in H100().legal(problem) if "t3x2_keys2stored" in c.name)
+        made = next(c for c in names if "dynamic" in c.name)
+        cases_of[f"{name}-backward-claimed"] = (problem, made)
     return cases_of
 
 

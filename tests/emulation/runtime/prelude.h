@@ -106,6 +106,8 @@ template <typename Value>
 Value __shfl_xor_sync(unsigned mask, Value value, int bits) {
   return ::emulation::shuffle("__shfl_xor_sync", mask, value, ::emulation::current->lane() ^ bits);
 }
+inline unsigned __ballot_sync(unsigned mask, bool vote) { return ::emulation::ballot("__ballot_sync", mask, vote); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline bool __any_sync(unsigned mask, bool vote) { return ::emulation::ballot("__any_sync", mask, vote) != 0; }
 inline bool __all_sync(unsigned mask, bool vote) { return ::emulation::ballot("__all_sync", mask, vote) == mask; }
 

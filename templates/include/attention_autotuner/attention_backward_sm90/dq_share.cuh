@@ -182,17 +182,20 @@ __device__ __forceinline__ void count_head(BackwardPassSm90Stages<T> const& stag
     auto const& common = stages.arguments.common;
     int const heads = common.params.heads_kv, splits = common.splits.divisor;
     int* const counter = stages.arguments.complete + (stages.batch * heads + stages.kv_head) * splits + stages.split;
+    if (stages.steps() == 0) stages.wait_for_preprocess();  // which clears the counters, and no load waited for it
     bulk_wait_written<kPending>();
     count_complete(counter);
   }
 }
 
-// The preprocess, where the pass begins before its end.
+// The preprocess, where the pass begins before its end. A kernel that lists blocks or finds spans may run beside it,
+// and has ended when this one has.
 template <typename Config>
 __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
   launch_dependent_grids();
   preprocess_rows<Config, true>(arguments, clear_words);
+  if constexpr (ScoreModsOf<Config>::kPacked || ScoreModsOf<Config>::kSpanned) wait_on_dependent_grids();
 }
 
 // Zeros as dQ of a tile of queries.
@@ -216,7 +219,7 @@ __device__ __forceinline__ void convert_dq(ArgumentsOf<Config> const& arguments)
   int tile = int(blockIdx.x) % arguments.dq_tiles, rows = p.seqlen_q, first_row = 0;
   if constexpr (T::kPacked) {
     CuSeqlens const queries = CuSeqlens::of_queries(p);
-    SequenceBlock const at = find_block<T::kBlockColumns>(queries, tile);
+    SequenceBlock const at = find_block_by_warp<T::kBlockColumns>(queries, tile);
     if (!at.exists) return;
     tile = at.block;
     rows = queries.length(at.sequence);
@@ -283,19 +286,32 @@ __device__ __forceinline__ void convert_dq(ArgumentsOf<Config> const& arguments)
     }
   }
 }
+// How many blocks of keys a head has: known at launch, or of packed sequences once they are listed.
+template <bool kPacked>
+struct HeadBlocks {
+  int blocks;
+  static HeadBlocks of(int blocks, BlockList const&) { return {blocks}; }
+  __device__ __forceinline__ int count() const { return blocks; }
+};
+template <>
+struct HeadBlocks<true> {
+  int const* listed;
+  static HeadBlocks of(int, BlockList const& list) { return {list.count}; }
+  __device__ __forceinline__ int count() const { return *listed; }
+};
 // One CTA a tile of queries. Where `blocks` blocks of keys count a head as complete, its tiles need not wait for
 // others: while the last blocks of keys run, SMs that have no more of these convert the heads before. The last CTA
 // stays until the pass has ended, so that the end of this kernel is the end of both.
 template <typename Config, typename T>
 __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments, int const* complete,
-                                       int blocks) {
+                                       HeadBlocks<T::kPacked> blocks) {
   if constexpr (T::kCountsHeads) {
     if (threadIdx.x == 0) {
       auto const& p = arguments.params;
       int const head = int(blockIdx.x) / arguments.dq_tiles;
       int const sharing = arguments.splits.divide(p.heads_q / p.heads_kv);
-      wait_complete(complete + head / sharing, blocks * T::kHeadCounts);
+      wait_complete(complete + head / sharing, blocks.count() * T::kHeadCounts);
     }
     __syncthreads();
   } else if constexpr (T::kEarly) {

@@ -71,6 +71,8 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kPacked = Mods::kPacked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
+  // Beside the preprocess: the only pass waits for both.
+  static constexpr bool kListedAhead = kPacked && kFused && Config::kEarlyLaunches;
   static constexpr int64_t kMostTiles = INT32_MAX - 65536;      // indices of claims beyond the last stay within 32 bits
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
@@ -93,7 +95,8 @@ struct AttentionBackwardSm90Entry {
               return Passes::for_each([&](auto traits) {
                 using T = decltype(traits);
                 if constexpr (kPacked) {
-                  auto const list = list_blocks<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, Params>;
+                  auto const list =
+                      list_blocks<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, kListedAhead, Params>;
                   int32_t const listing = prepare_kernel(list, kListThreads, 0, device, &resident);
                   if (listing != ATTENTION_AUTOTUNER_OK) return listing;
                 }
@@ -245,6 +248,11 @@ struct AttentionBackwardSm90Entry {
     return section * sharing;
   }
   template <typename T>
+  static int32_t list_blocks_of(Params const& p, BlockList const& listed, cudaStream_t stream) {
+    return cuda_status(
+        launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, kListedAhead>(p, listed, nullptr, stream));
+  }
+  template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, int* complete,
                              [[maybe_unused]] BlockList const& listed, float* bias_sums, cudaStream_t stream,
                              int most_ctas) {
@@ -267,9 +275,10 @@ struct AttentionBackwardSm90Entry {
         Divider::by(section),         Divider::by(kMasked ? batch : heads),        Divider::by(p.heads_q / p.heads_kv)};
     if constexpr (kPacked) {
       list.listed = listed;
-      cudaError_t const error =
-          launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns>(p, listed, nullptr, stream);
-      if (error != cudaSuccess) return cuda_status(error);
+      if constexpr (!kListedAhead) {
+        int32_t const status = list_blocks_of<T>(p, listed, stream);
+        if (status != ATTENTION_AUTOTUNER_OK) return status;
+      }
     }
     if constexpr (T::kDynamic) list.claimed = complete + batch * p.heads_kv * common.splits.divisor;
     int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
@@ -320,19 +329,27 @@ struct AttentionBackwardSm90Entry {
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
-    int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
+    constexpr int kRows = Config::kEarlyLaunches ? kPreprocessRowsAtOnce : kPreprocessRows;
+    int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kRows);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if constexpr (Mods::kSpanned) {
       auto* const spans = reinterpret_cast<int2*>(at(places.spans));
       cudaError_t const error = launch_spans<Config, true>(with_window(p), spans, stream);
       if (error != cudaSuccess) return cuda_status(error);
     }
-    constexpr auto preprocess = preprocess_kernel();
+    if constexpr (kListedAhead) {
+      int32_t const listing = list_blocks_of<Keys>(p, listed, stream);
+      if (listing != ATTENTION_AUTOTUNER_OK) return listing;
+    }
     Common cleared = common;
     int64_t const clear_from = Keys::kStoredDq ? places.semaphores : places.dq_sum;
     cleared.dq_sum = reinterpret_cast<float*>(at(clear_from));
-    preprocess<<<int(preprocess_ctas), kRowThreads, 0, stream>>>(cleared, (places.dk_partial - clear_from) / 16);
     return Steps()
+        .then([&] {
+          return EarlyLaunch::start(Config::kEarlyLaunches && (kListedAhead || Mods::kSpanned), preprocess_kernel(),
+                                    int(preprocess_ctas), kRowThreads, 0, stream, cleared,
+                                    (places.dk_partial - clear_from) / 16);
+        })
         .then([&] {
           if constexpr (Mods::kSinks) {
             if (p.dsinks != nullptr) {
@@ -354,10 +371,10 @@ struct AttentionBackwardSm90Entry {
         })
         .then([&] {
           if constexpr (kFused) {
-            return EarlyLaunch::start(Config::kEarlyLaunches,
-                                      softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
-                                      int(heads * places.dq_tiles), kRowThreads, 0, stream, common,
-                                      static_cast<int const*>(complete), row_blocks<Keys>(p));
+            return EarlyLaunch::start(
+                Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                int(heads * places.dq_tiles), kRowThreads, 0, stream, common, static_cast<int const*>(complete),
+                softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed));
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })

@@ -103,9 +103,6 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
   OutputTiles<T::kDynamic> tiles;
-  if constexpr (T::kPacked) {
-    if (tiles.tile() >= count_tiles<true>(list)) return;  // there are more CTAs than blocks of rows
-  }
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.x0.descriptor);
     prefetch_descriptor(arguments.y0.descriptor);
@@ -116,9 +113,13 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       prefetch_descriptor(arguments.dk.descriptor);
       prefetch_descriptor(arguments.dv.descriptor);
     }
-    Stages(arguments, smem, list, tiles).init_barriers();
+    Stages::init_barriers(smem);
   }
   __syncthreads();
+  if constexpr (T::kListed) Stages::wait_for_preprocess();  // beside which blocks are listed, or spans found
+  if constexpr (T::kPacked) {
+    if (tiles.tile() >= count_tiles<true>(list)) return;  // there are more CTAs than blocks of rows
+  }
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
     bool const sends = T::kStoredDq && (threadIdx.x == kDqSender ||

@@ -202,11 +202,24 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     warpgroup_wait<0>();
     take_ds(index + 1, now);
   }
+  // dK and dQ of the last step but one, where this warpgroup's keys see none of the last tile.
+  __device__ __forceinline__ void step_to_hidden(int index, Cursor const& before) {
+    Base::template issue_results<false, true>(index);
+    publish_ds(index);
+    issue_dq(index);
+    warpgroup_wait<0>();
+    finish_first(index);
+    add_dq(index, before);
+    send_dq(before);
+    Base::pass_zeros(index + 1);
+  }
   __device__ __forceinline__ void finish_first(int index) {
     fence_accumulators(dq_or_dk);
     if (warp_arrives()) arrive(empty(T::kY0Barrier, First::stage(index)));
   }
 
+  // Whether warpgroups that see none of the first tile spare its scores; sums by distance take them from all.
+  static constexpr bool kSkips = T::kPass == GradientPass::kKeys && !T::kRetNet && !T::kBias;
   __device__ __forceinline__ void mainloop() {
     if constexpr (T::kHasDs) {
 #pragma unroll
@@ -220,7 +233,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     Base::load_row_values();
     if constexpr (T::kTmaStores) release_stored_rows();
     Base::wait_for_rows(0);
-    if constexpr (T::kHasDs && !kLateRows) Base::wait_for_rows(1);
+    if constexpr (T::kHasDs && !T::kLateRows) Base::wait_for_rows(1);
     if constexpr (T::kHeldRows) Base::template load_fragments<T::kDepth>(x0, x0_tile());
     if constexpr (T::kHeldRows && T::kHasDs) Base::template load_fragments<T::kColumns>(x1, x1_tile());
     Cursor now = range.begin();
@@ -232,14 +245,21 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
         results_alone(index, now);
       }
     } else if constexpr (T::kOrder == IssueOrder::kInterleaved) {
-      issue_scores(begin);
+      int first = begin;
+      Cursor before = now;
+      if constexpr (kSkips) {
+        if (Base::steps() > 1 && Base::hides(now)) {
+          Base::skip_step(first++, now);
+          range.next(now);
+        }
+      }
+      issue_scores(first);
       Base::find_bias(now);
       warpgroup_wait<0>();
       fence_accumulators(s);
-      Base::scores_to_p(begin, now);
-      Cursor before = now;
+      Base::scores_to_p(first, now);
 #pragma unroll 1
-      for (int index = begin; index < end - 1; ++index) {
+      for (int index = first; index < end - 1; ++index) {
         Cursor next = now;
         range.next(next);
         step_interleaved<false>(index, before, now, next);
@@ -248,22 +268,32 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       }
       step_interleaved<true>(end - 1, before, now, now);
     } else if constexpr (T::kByTurns) {
-      issue_scores(begin);
-      warpgroup_wait<0>();
-      fence_accumulators(s);
-      Base::scores_to_p(begin, now);
-      Base::pack_p();
-      if constexpr (kLateRows) Base::wait_for_rows(1);
-      wait_for_second(begin);
-      Base::template issue_results<true, false>(begin);
-      issue_dp(begin);
-      warpgroup_wait<0>();
-      take_ds(begin, now);
+      if (kSkips && Base::hides(now)) {
+        Base::pass_zeros(begin);
+      } else {
+        issue_scores(begin);
+        warpgroup_wait<0>();
+        fence_accumulators(s);
+        Base::scores_to_p(begin, now);
+        Base::pack_p();
+        if constexpr (T::kLateRows) Base::wait_for_rows(1);
+        wait_for_second(begin);
+        Base::template issue_results<true, false>(begin);
+        issue_dp(begin);
+        warpgroup_wait<0>();
+        take_ds(begin, now);
+      }
+      bool const hides_last = Base::hides_last();
 #pragma unroll 1
-      for (int index = begin; index < end - 1; ++index) {
+      for (int index = begin; index < end - 1 - hides_last; ++index) {
         Cursor const before = now;
         range.next(now);
         step_by_turns(index, before, now);
+      }
+      if (hides_last) {
+        Cursor const before = now;
+        range.next(now);
+        step_to_hidden(end - 2, before);
       }
       Base::template issue_results<false, true>(end - 1);
       publish_ds(end - 1);
@@ -274,7 +304,12 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       add_dq(end - 1, now);
       send_dq(now);
     } else {
-      score_alone<kLateRows>(begin, now);
+      bool hidden = false;
+      if constexpr (kSkips) {
+        hidden = Base::hides(now);
+        if (hidden) Base::pass_zeros(begin);
+      }
+      if (!hidden) score_alone<T::kLateRows>(begin, now);
 #pragma unroll 1
       for (int index = begin; index < end - 1; ++index) {
         Cursor const before = now;
@@ -302,10 +337,6 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
   }
 
   // --- results that TMA stores ---------------------------------------------------------------------------------------
-
-  // Where TMA stores results, X1 of a block comes after those of the one before, and is waited for as late as possible.
-  static constexpr bool kLateRows =
-      T::kTmaStores && !T::kHeldRows && (T::kByTurns || T::kOrder == IssueOrder::kScoresAhead);
 
   // Partial sums of CTAs that share rows are stored from registers, as are zeros where nothing was loaded.
   __device__ __forceinline__ bool stores_through() const {

@@ -164,9 +164,10 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     return batch;
   }
 
-  __device__ __forceinline__ uint32_t full(int ring, int stage) const {
+  __device__ __forceinline__ static uint32_t full_at(uint32_t smem, int ring, int stage) {
     return smem + T::kBarrierOffset + 16 * (ring + stage);
   }
+  __device__ __forceinline__ uint32_t full(int ring, int stage) const { return full_at(smem, ring, stage); }
   __device__ __forceinline__ uint32_t empty(int ring, int stage) const { return full(ring, stage) + 8; }
   __device__ __forceinline__ uint32_t cleared(int producer) const { return smem + T::kClearedOffset + 8 * producer; }
   __device__ __forceinline__ uint32_t x0_tile() const { return smem; }
@@ -190,7 +191,9 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     return smem + T::kShiftOffset + stage * T::kValueBytes;
   }
 
-  __device__ __forceinline__ void init_barriers() const {
+  __device__ __forceinline__ static void init_barriers(uint32_t smem) {
+    auto const full = [smem](int ring, int stage) { return full_at(smem, ring, stage); };
+    auto const empty = [smem](int ring, int stage) { return full_at(smem, ring, stage) + 8; };
     constexpr int kDqWarps = T::kOwnDq ? 4 * kWarpArrivals : 0, kConsumers = 4 * T::kWarpgroups * kWarpArrivals;
     for (int i = 0; i < T::kDsBarrier; ++i) {
       barrier_init(full(i, 0), 1);
@@ -214,7 +217,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       barrier_init(empty(i, 0), kConsumers + kDqWarps + kLoaders);
     }
     if constexpr (T::kPacked) {
-      for (int i = 0; i < 2; ++i) barrier_init(cleared(i), 1);
+      for (int i = 0; i < 2; ++i) barrier_init(smem + T::kClearedOffset + 8 * i, 1);
     }
     fence_barrier_init();
   }
@@ -257,6 +260,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     int const streamed = T::kByQueries ? sequence.first_key : sequence.first_query;
     if (steps() == 0) return;
     wait_for_preprocess();
+    if constexpr (T::kDynamic && kFirst) launch_dependent_grids();
     auto const load_rows = [&] {
       uint32_t const tile = kFirst ? x0_tile() : x1_tile();
       int const row = row_block * T::kBlockRows;

@@ -200,6 +200,35 @@ struct BackwardPassSm90Products : ScoresOf<T> {
       share.send(dq_tile<T>(arguments, dq_tile_index<T>(*this, now)), dq_row(), dq_column(), Base::dq_stage(group));
     }
   }
+
+  // --- tiles that a warpgroup does not see -------------------------------------------------------------------------
+
+  // In the place of a step's scores where this warpgroup's keys see none of the tile, as those of the second do in the
+  // first tile above the diagonal: zeros, also for results that are issued all the same.
+  __device__ __forceinline__ void pass_zeros(int index) {
+#pragma unroll
+    for (int i = 0; i < T::kBlockColumns / 4; ++i) p[i] = Base::ds_registers()[i] = 0;
+    if (T::kLateRows && index == begin) Base::wait_for_rows(1);
+    if constexpr (T::kByTurns) {
+      if (warp_arrives()) arrive(empty(T::kY1Barrier, Second::stage(index)));
+    } else {
+      wait_for_second(index);
+    }
+    wait(full(T::kY0Barrier, First::stage(index)), First::phase(index));
+    store_ds(index);
+  }
+  // All of such a step, where results are issued for one step at a time.
+  __device__ __forceinline__ void skip_step(int index, Cursor const& now) {
+    pass_zeros(index);
+    publish_ds(index);
+    issue_dq(index);
+    if (warp_arrives()) {
+      arrive(empty(T::kY0Barrier, First::stage(index)));
+      arrive(empty(T::kY1Barrier, Second::stage(index)));
+    }
+    warpgroup_wait<0>();
+    add_dq(index, now);
+  }
 };
 
 }  // namespace attention_autotuner::softmax_backward

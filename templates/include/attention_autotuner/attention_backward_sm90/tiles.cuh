@@ -8,8 +8,8 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
-#include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/sequence_list.cuh"
+#include "attention_autotuner/sm90/tile_slot.cuh"
 
 namespace attention_autotuner::softmax_backward {
 
@@ -90,24 +90,14 @@ __device__ __forceinline__ bool has_tile(OutputTiles<T::kDynamic> const& tiles, 
 // How the roles of a CTA learn of the next tile, after one whose steps end at `end`. Where tiles are claimed, the
 // producer that loads X0 does it, once it has loaded one and not earlier, as the last claims should be by CTAs that
 // have the least to do. The others read the tile's index from one of two slots in shared memory.
-template <typename T>
-__device__ __forceinline__ uint32_t tile_full(uint32_t smem, int slot) {
-  return smem + T::kBarrierOffset + 16 * (T::kTileBarrier + slot);
-}
-template <typename T>
-__device__ __forceinline__ uint32_t tile_slot(uint32_t smem, int slot) {
-  return smem + T::kTileSlotOffset + 4 * slot;
-}
 // By a thread, or of packed sequences a warp.
 template <typename T>
 __device__ __forceinline__ void claim_tile(OutputTiles<true>& tiles, int end, uint32_t smem, int* claimed) {
   int index = 0;
   if (!T::kPacked || lane_index() == 0) {
-    int const slot = tiles.round % 2;
+    TileSlot<T> const slot{smem, tiles.round % 2};
     index = atomicAdd(claimed, 1) + int(gridDim.x);
-    wait(tile_full<T>(smem, slot) + 8, tiles.round / 2 & 1 ^ 1);
-    asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(tile_slot<T>(smem, slot)), "r"(index) : "memory");
-    arrive(tile_full<T>(smem, slot));
+    slot.write(index, tiles.round / 2 & 1);
   }
   tiles.index = T::kPacked ? __shfl_sync(0xffffffffu, index, 0) : index;
   tiles.next(end);
@@ -116,12 +106,8 @@ __device__ __forceinline__ void claim_tile(OutputTiles<true>& tiles, int end, ui
 template <typename T, bool kWarp>
 __device__ __forceinline__ void next_tile(OutputTiles<T::kDynamic>& tiles, int end, uint32_t smem) {
   if constexpr (T::kDynamic) {
-    int const slot = tiles.round % 2;
-    wait(tile_full<T>(smem, slot), tiles.round / 2 & 1);
-    uint32_t index;
-    asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(index) : "r"(tile_slot<T>(smem, slot)) : "memory");
-    if (!kWarp || warp_arrives()) arrive_after(index, tile_full<T>(smem, slot) + 8);
-    tiles.index = kWarp ? __shfl_sync(0xffffffffu, int(index), 0) : int(index);
+    TileSlot<T> const slot{smem, tiles.round % 2};
+    tiles.index = slot.template read<kWarp>(tiles.round / 2 & 1);
   }
   tiles.next(end);
 }

@@ -87,10 +87,11 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kQueuedDq = kSharesDq && Share::kDqAdd == DqAdd::kQueued;
   static constexpr bool kStoredDq = kQueuedDq || (kSharesDq && Share::kDqAdd == DqAdd::kStored);
   static constexpr bool kEarly = Config::kEarlyLaunches;
-  static constexpr bool kDynamic = Config::kDynamic;  // CTAs that stay claim the next tile
+  static constexpr bool kListed = Mods::kPacked || Mods::kSpanned;  // a kernel of its own says what is visited
+  static constexpr bool kDynamic = Config::kDynamic;                // CTAs that stay claim the next tile
   // Where dQ of a head is converted once its blocks of keys have added, beside other heads. A CTA must not end before
   // its last additions are in global memory then, which costs more than it gains where many end, one after the other.
-  static constexpr bool kCountsHeads = kEarly && (kBulkDq || kStoredDq) && !Mods::kPacked &&
+  static constexpr bool kCountsHeads = kEarly && (kBulkDq || kStoredDq) && (!Mods::kPacked || kDynamic) &&
                                        Config::kCtaOrder == CtaOrder::kRaster &&
                                        (Config::kPersistent || kKeysDq || kQueuedDq);
   static constexpr bool kGathered = Config::kGatheredStores;
@@ -142,6 +143,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                                                                                                   : 40;
   static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
   static constexpr bool kByTurns = kOrder == IssueOrder::kByTurns;
+  // Where TMA stores results, X1 of a block comes after those of the one before, and is waited for as late as possible.
+  static constexpr bool kLateRows = kTmaStores && !kHeldRows && (kByTurns || kOrder == IssueOrder::kScoresAhead);
   static constexpr int kScoreRegisters = (kHasDs && !kByTurns ? 2 : 1) * kBlockColumns / 2;  // S and dP
   static constexpr int kPackedRegisters =
       (kHasDs && kHasDv && !kByTurns ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands

@@ -37,7 +37,7 @@ struct AttentionForwardSm90Entry {
     if (error != cudaSuccess) return cuda_status(error);
     int32_t status = TmaDescriptors::prepare(device);
     if constexpr (T::kPacked) {
-      auto const list = list_blocks<Config, true, T::kBlockM, T::kBlockN, Params>;
+      auto const list = list_blocks<Config, true, T::kBlockM, T::kBlockN, false, Params>;
       if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(list, kListThreads, 0, device, &resident);
     }
     if constexpr (T::kSpanned) {

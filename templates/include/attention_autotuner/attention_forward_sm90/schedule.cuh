@@ -6,8 +6,8 @@
 
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
-#include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/sequence_list.cuh"
+#include "attention_autotuner/sm90/tile_slot.cuh"
 
 namespace attention_autotuner {
 
@@ -120,10 +120,6 @@ struct TileSequence {
       return work_tile<T>(index, list);
     }
   }
-  __device__ __forceinline__ uint32_t full() const {
-    return smem + T::kBarrierOffset + 16 * (T::kTileBarrier + ring.stage);
-  }
-  __device__ __forceinline__ uint32_t slot() const { return smem + T::kTileSlotOffset + 4 * ring.stage; }
   __device__ __forceinline__ bool valid() const { return index < list.tiles * blocks; }
   // `Warp`: all lanes of a warp call.
   template <bool Warp>
@@ -133,11 +129,7 @@ struct TileSequence {
     } else if constexpr (T::kSchedule == Schedule::kStatic) {
       index += int(gridDim.x);
     } else {
-      wait(full(), ring.phase);
-      uint32_t word;
-      asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(word) : "r"(slot()) : "memory");
-      if (!Warp || warp_arrives()) arrive_after(word, full() + 8);
-      index = Warp ? __shfl_sync(0xffffffffu, int(word), 0) : int(word);
+      index = TileSlot<T>{smem, ring.stage}.template read<Warp>(ring.phase);
       ring.advance();
     }
     return valid();
@@ -150,9 +142,7 @@ struct TileSequence {
   }
   __device__ __forceinline__ bool publish(int claimed) {
     if constexpr (T::kSchedule == Schedule::kDynamic) {
-      wait(full() + 8, ring.phase ^ 1);
-      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(slot()), "r"(claimed) : "memory");
-      arrive(full());
+      TileSlot<T>{smem, ring.stage}.write(claimed, ring.phase);
       ring.advance();
     }
     index = claimed;

@@ -17,7 +17,8 @@ using ArgumentsOf = BackwardArguments<BackwardParamsOf<Config>>;
 
 inline constexpr int kRowThreads = 128;
 inline constexpr int kLanesPerRow = 8;
-inline constexpr int kPreprocessRows = 64;  // of one CTA
+inline constexpr int kPreprocessRows = 64;        // of one CTA
+inline constexpr int kPreprocessRowsAtOnce = 32;  // the same, where their loads are in flight together
 
 // Eight elements of a row in fp32, read `CopyBytes` at a time.
 template <typename Element, int CopyBytes>
@@ -87,7 +88,7 @@ __device__ __forceinline__ float dot_eight(uint4 const& a, uint4 const& b) {
   }
   return sum;
 }
-// The same as find_lse_delta, with the loads of up to 64 rows in flight at a time; of tensors aligned to 16 bytes.
+// The same as find_lse_delta, of 32 rows whose loads are in flight at a time; of tensors aligned to 16 bytes.
 template <typename Config>
 __device__ __forceinline__ void find_lse_delta_at_once(ArgumentsOf<Config> const& arguments, int index, int block) {
   using Element = typename Config::Element;
@@ -96,10 +97,10 @@ __device__ __forceinline__ void find_lse_delta_at_once(ArgumentsOf<Config> const
   auto const& p = arguments.params;
   int const head = index % p.heads_q, batch = index / p.heads_q;
   int const lane = threadIdx.x % kLanesPerRow;
-  constexpr int kRowsPerPass = kRowThreads / kLanesPerRow, kPasses = kPreprocessRows / kRowsPerPass;
+  constexpr int kRowsPerPass = kRowThreads / kLanesPerRow, kPasses = kPreprocessRowsAtOnce / kRowsPerPass;
   constexpr int kWords = divide_up(Config::kPaddedDimV, kLanesPerRow * kChunk);  // of a row, for each lane
-  constexpr int kAtOnce = kWords >= 8 ? 1 : kWords >= 3 ? 2 : kPasses;
-  int const first_row = block * kPreprocessRows + threadIdx.x / kLanesPerRow;
+  constexpr int kAtOnce = kWords >= 8 ? 1 : kPasses;
+  int const first_row = block * kPreprocessRowsAtOnce + threadIdx.x / kLanesPerRow;
   bool const wants_delta = Rows::want_delta(p);
 #pragma unroll
   for (int pass = 0; pass < kPasses; pass += kAtOnce) {
@@ -142,15 +143,16 @@ __device__ __forceinline__ void find_lse_delta_at_once(ArgumentsOf<Config> const
   }
 }
 
-// Every CTA takes 64 rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
+// Every CTA takes its rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
 template <typename Config, bool kAtOnce = false>
 __device__ __forceinline__ void preprocess_rows(ArgumentsOf<Config> const& arguments, int64_t clear_words) {
-  int const blocks = divide_up(arguments.lse_delta_rows, kPreprocessRows);
+  constexpr int kRows = kAtOnce ? kPreprocessRowsAtOnce : kPreprocessRows;
+  int const blocks = divide_up(arguments.lse_delta_rows, kRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   if constexpr (kIsPacked<Config>) {
-    constexpr int kBlocks = kLseDeltaPadding / kPreprocessRows;
+    constexpr int kBlocks = kLseDeltaPadding / kRows;
     auto const at =
-        find_block<kLseDeltaPadding, kLseDeltaSpare>(CuSeqlens::of_queries(arguments.params), block / kBlocks);
+        find_block_by_warp<kLseDeltaPadding, kLseDeltaSpare>(CuSeqlens::of_queries(arguments.params), block / kBlocks);
     ArgumentsOf<Config> view = arguments;
     int const first_query = show_sequence_to_backward<true>(view, at.sequence).query;
     int64_t const shift = shift_of_row_values(view.params, first_query, index);

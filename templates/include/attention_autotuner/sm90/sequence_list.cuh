@@ -8,6 +8,7 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/sequences.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
 
 namespace attention_autotuner {
 
@@ -76,11 +77,13 @@ __device__ __forceinline__ int visited_tiles(ListedBlock const& at, Params const
 }
 
 // Lists the blocks, of which there are at most `most`, and clears a counter for the kernel that follows. A block's
-// place is how many come before it, so that nothing depends on who comes first.
-template <typename Config, bool kByQueries, int kBlock, int kStep, typename Params>
+// place is how many come before it, so that nothing depends on who comes first. kEarly: the kernel behind may start at
+// once, where it waits for the list itself.
+template <typename Config, bool kByQueries, int kBlock, int kStep, bool kEarly, typename Params>
 __global__ void __launch_bounds__(kListThreads)
     list_blocks(Params const __grid_constant__ params, BlockList list, int most, int* cleared) {
   __shared__ uint64_t keys[kListThreads];
+  if constexpr (kEarly) launch_dependent_grids();
   ListedBlock mine;
   auto const key_of = [&](ListedBlock& at, int number) {
     if (number >= most || !find_listed<kByQueries, kBlock>(at, params, number)) return uint64_t(0);
@@ -108,10 +111,10 @@ __global__ void __launch_bounds__(kListThreads)
 }
 
 // The same on the host's side: `total` rows, of which it is queries or keys.
-template <typename Config, bool kByQueries, int kBlock, int kStep, typename Params>
+template <typename Config, bool kByQueries, int kBlock, int kStep, bool kEarly = false, typename Params>
 inline cudaError_t launch_list(Params const& params, BlockList const& list, int* cleared, cudaStream_t stream) {
   int const most = count_blocks(kByQueries ? params.total_q : params.total_k, params.batch, kBlock);
-  list_blocks<Config, kByQueries, kBlock, kStep, Params>
+  list_blocks<Config, kByQueries, kBlock, kStep, kEarly, Params>
       <<<divide_up(most, kListThreads), kListThreads, 0, stream>>>(params, list, most, cleared);
   return cudaGetLastError();
 }
