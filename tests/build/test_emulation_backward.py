@@ -69,7 +69,11 @@ OF_CLAIMS = {
     "rows_released_unread": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read();", ""),
     "dv_overwritten": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read<kOthers>();", ""),
     "results_not_fenced": (RESULTS, "fence_view_async_shared();", ""),
-    "late_rows_not_waited_for": (MAINLOOP, "if constexpr (T::kLateRows) Base::wait_for_rows(1);", ""),
+    "late_rows_not_waited_for": (
+        MAINLOOP,
+        "if constexpr (T::kLateRows) Base::wait_for_rows(1);",
+        "",
+    ),
     "rows_not_loaded": (
         "attention_backward_sm90/producer.cuh",
         "return visit == 0 ? begin : begin + minimum(kStages, steps()) - 1;",
