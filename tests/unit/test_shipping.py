@@ -7,6 +7,7 @@ import lzma
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -35,6 +36,18 @@ def test_a_writer_waits_for_another_and_keeps_its_picks(tmp_path: Path) -> None:
     assert not late.is_alive()
     problems = {record.problem for record in shipped(tmp_path, GPU)}
     assert problems == {FIRST.problem, SECOND.problem}
+
+
+def test_evidence_of_a_pick_that_was_measured_again_is_kept(tmp_path: Path) -> None:
+    proofs = tmp_path / "records.jsonl"
+    ship(tmp_path, GPU, [FIRST, SECOND], proofs)
+    before = proofs.read_text()
+    again = replace(FIRST, environment=replace(FIRST.environment, driver="999.0"))
+    ship(tmp_path, GPU, [again], proofs)
+    text = proofs.read_text()
+    assert text.startswith(before)
+    assert len(evidence(proofs)) == 3
+    assert {record.problem for record in shipped(tmp_path, GPU)} == {FIRST.problem, SECOND.problem}
 
 
 def test_a_file_locked_for_too_long_is_named(

@@ -1,7 +1,8 @@
 """Writing the picks that come with the package: what was settled, cut to what a lookup needs, and the evidence for it.
 
 The evidence is one line for each pick, the whole record as it was measured, and never changes; the pick has the line's
-digest. Digests of kernels are held to the present in the pick's line alone.
+digest. Lines stay when a pick is measured again: the cost model learns from all. Digests of kernels are held to the
+present in the pick's line alone.
 """
 
 from __future__ import annotations
@@ -139,9 +140,6 @@ def ship(
             lines[record.problem.describe(), record.arch] = line
         ordered = [lines[key] for key in sorted(lines)]
         proofs.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            proofs,
-            "".join(said[line["evidence"]] + "\n" for line in ordered if line["evidence"] in said),
-        )
+        write_atomic(proofs, "".join(f"{line}\n" for line in said.values()))
         write_lines(path, gpu_name, environments, ordered)
     return path
