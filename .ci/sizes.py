@@ -1,4 +1,4 @@
-"""Check that no source file outgrows what a reader can hold: the budgets of the style guide, in lines."""
+"""Check the budgets of the style guide: lines of a source file, and bytes of all data that is not packed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from tracked import ROOT, files
 
 BUDGETS = dict.fromkeys((".py", ".h", ".cuh", ".hpp", ".cu", ".cpp"), 400) | {".jinja": 120}
 TEST_BUDGET = 500  # a test file is a list of cases, read one at a time
+DATA = (".json", ".jsonl", ".svg", ".html", ".csv")
+DATA_BUDGET = 1_000_000  # bytes, of all together
 
 
 def over_budget(paths: list[Path]) -> list[str]:
@@ -26,9 +28,17 @@ def over_budget(paths: list[Path]) -> list[str]:
     return messages
 
 
+def too_much_data(paths: list[Path]) -> list[str]:
+    """A message where all data files together are too large."""
+    size = sum(path.stat().st_size for path in paths if path.suffix in DATA)
+    return (
+        [f"{size} bytes of data files, the budget is {DATA_BUDGET}"] if size > DATA_BUDGET else []
+    )
+
+
 def main() -> int:
-    """Check; answers 1 when a file is over its budget."""
-    messages = over_budget(files())
+    """Check; answers 1 when something is over its budget."""
+    messages = [*over_budget(files()), *too_much_data(files())]
     for message in messages:
         print(message)
     return 1 if messages else 0
