@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,20 +132,22 @@ def test_kernels_are_right_on_the_emulated_machine(
     assert outcome.ok, outcome.reason
 
 
-def test_blocks_are_claimed_by_more_ctas_than_there_are(tmp_path: Path) -> None:
+def test_blocks_are_claimed_by_more_ctas_than_there_are_and_of_many_sequences(
+    tmp_path: Path,
+) -> None:
     problem = problem_of("claimed", "all")
     # Of its own: a kernel keeps the number of multiprocessors of its first launch.
-    kernel = emulated(Candidate.of(problem, KNOBS["claimed"]), tmp_path)
-    alone = replace(problem, packed_rows=(137, 67), batch=1, seqlen_q=137)
-    outcome = check(
-        kernel,
-        [alone],
-        [("lazy", 0), ("random", 1)],
-        deterministic=False,
-        adjust=nothing_behind,
-        multiprocessors=40,
+    round_too_few = (SEQUENCES, "if (step == 1) break;", "break;")
+    kernel = emulated(
+        Candidate.of(problem, KNOBS["claimed"]), tmp_path, {"round_too_few": round_too_few}
     )
-    assert outcome.ok, outcome.reason
+    alone = replace(problem, packed_rows=(137, 67), batch=1, seqlen_q=137)
+    many = replace(problem, batch=40, heads_q=1, heads_kv=1)  # a warp finds one of 32 in a round
+    checked = partial(check, kernel, deterministic=False, adjust=nothing_behind, multiprocessors=40)
+    for shape, policies in ((alone, [("lazy", 0), ("random", 1)]), (many, [("lazy", 0)])):
+        outcome = checked([shape], policies)
+        assert outcome.ok, outcome.reason
+    assert checked([many], [("lazy", 0)], mutant="round_too_few").kind == "wrong"
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
