@@ -81,6 +81,18 @@ OF_CLAIMS = {
     ),
     "ended_unread": (KERNEL, "if constexpr (T::kTmaStores) wait_for_reads();", ""),
 }
+SAID_OF_CLAIMS = {
+    "slot_overwritten": "races with",
+    "slot_read_early": "races with",
+    "slot_not_given_back": "deadlock",
+    "claims_counted_as_a_head": "deadlock",
+    "rows_released_unread": "a tma load",
+    "dv_overwritten": "a write",
+    "results_not_fenced": "without a fence",
+    "late_rows_not_waited_for": "an mma's read",
+    "rows_not_loaded": "has yet to bring",
+    "ended_unread": "a cta has ended",
+}
 # Where a warpgroup's keys see none of the first tile, or of the last.
 OF_HIDDEN_TILES = {
     "first_is_seen": (
@@ -103,18 +115,6 @@ OF_HIDDEN_TILES = {
         "wait(full(T::kY0Barrier, First::stage(index)), First::phase(index));",
         "",
     ),
-}
-SAID_OF_CLAIMS = {
-    "slot_overwritten": "races with",
-    "slot_read_early": "races with",
-    "slot_not_given_back": "deadlock",
-    "claims_counted_as_a_head": "deadlock",
-    "rows_released_unread": "a tma load",
-    "dv_overwritten": "a write",
-    "results_not_fenced": "without a fence",
-    "late_rows_not_waited_for": "an mma's read",
-    "rows_not_loaded": "has yet to bring",
-    "ended_unread": "a cta has ended",
 }
 CAUGHT_BY = {
     "ds_not_fenced": (LaunchFailed, "without a fence"),

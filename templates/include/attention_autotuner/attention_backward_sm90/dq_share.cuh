@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
   launch_dependent_grids();
   preprocess_rows<Config, true>(arguments, clear_words);
-  if constexpr (ScoreModsOf<Config>::kPacked || ScoreModsOf<Config>::kSpanned) wait_on_dependent_grids();
+  if constexpr (ScoreModsOf<Config>::kListed) wait_on_dependent_grids();
 }
 
 // Zeros as dQ of a tile of queries.

@@ -329,8 +329,7 @@ struct AttentionBackwardSm90Entry {
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
-    constexpr int kRows = Config::kEarlyLaunches ? kPreprocessRowsAtOnce : kPreprocessRows;
-    int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kRows);
+    int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRowsOf<Config::kEarlyLaunches>);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if constexpr (Mods::kSpanned) {
       auto* const spans = reinterpret_cast<int2*>(at(places.spans));

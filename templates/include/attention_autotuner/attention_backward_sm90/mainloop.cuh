@@ -218,8 +218,6 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     if (warp_arrives()) arrive(empty(T::kY0Barrier, First::stage(index)));
   }
 
-  // Whether warpgroups that see none of the first tile spare its scores; sums by distance take them from all.
-  static constexpr bool kSkips = T::kPass == GradientPass::kKeys && !T::kRetNet && !T::kBias;
   __device__ __forceinline__ void mainloop() {
     if constexpr (T::kHasDs) {
 #pragma unroll
@@ -247,11 +245,9 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     } else if constexpr (T::kOrder == IssueOrder::kInterleaved) {
       int first = begin;
       Cursor before = now;
-      if constexpr (kSkips) {
-        if (Base::steps() > 1 && Base::hides(now)) {
-          Base::skip_step(first++, now);
-          range.next(now);
-        }
+      if (Base::steps() > 1 && Base::hides(now)) {
+        Base::skip_step(first++, now);
+        range.next(now);
       }
       issue_scores(first);
       Base::find_bias(now);
@@ -268,7 +264,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       }
       step_interleaved<true>(end - 1, before, now, now);
     } else if constexpr (T::kByTurns) {
-      if (kSkips && Base::hides(now)) {
+      if (Base::hides(now)) {
         Base::pass_zeros(begin);
       } else {
         issue_scores(begin);
@@ -304,12 +300,11 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       add_dq(end - 1, now);
       send_dq(now);
     } else {
-      bool hidden = false;
-      if constexpr (kSkips) {
-        hidden = Base::hides(now);
-        if (hidden) Base::pass_zeros(begin);
+      if (Base::hides(now)) {
+        Base::pass_zeros(begin);
+      } else {
+        score_alone<T::kLateRows>(begin, now);
       }
-      if (!hidden) score_alone<T::kLateRows>(begin, now);
 #pragma unroll 1
       for (int index = begin; index < end - 1; ++index) {
         Cursor const before = now;

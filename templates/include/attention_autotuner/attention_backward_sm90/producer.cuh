@@ -152,7 +152,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   }
   // By which a pass tells what it visits: the arguments of the launch, or of the sequence or batch entry.
   __device__ __forceinline__ auto const& common() const {
-    if constexpr (T::kPacked || T::kSpanned) {
+    if constexpr (T::kListed) {
       return this->shown;
     } else {
       return arguments.common;

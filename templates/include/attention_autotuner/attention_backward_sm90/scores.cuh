@@ -75,13 +75,16 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
       return last >= common.params.seqlen_k || common.first_query(last) > column;
     }
   }
+  // Whether warpgroups spare the scores of a tile they see nothing of; sums by distance take them from all.
+  static constexpr bool kSkips = T::kPass == GradientPass::kKeys && !T::kRetNet && !T::kBias;
   // True where none of the warpgroup's keys is seen by any query of a tile, of those before the first to see one.
   __device__ __forceinline__ bool hides(Cursor const& now) const {
+    if constexpr (!kSkips) return false;
     return Base::common().first_query(first_row()) >= (now.tile + 1) * T::kBlockColumns;
   }
   // The same of the last tile, where it is not the first.
   __device__ __forceinline__ bool hides_last() const {
-    if constexpr (!T::kModified || T::kListed) return false;  // which are no faster for it
+    if constexpr (!kSkips || !T::kModified || T::kListed) return false;  // lists and spans are no faster for it
     auto const& common = Base::common();
     int const last = minimum(first_row() + kWarpgroupRows, common.params.seqlen_k) - 1;
     return Base::steps() > 1 && common.end_of_queries(last) <= (Base::range.end - 1) * T::kBlockColumns;

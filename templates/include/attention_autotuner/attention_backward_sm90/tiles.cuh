@@ -89,8 +89,8 @@ __device__ __forceinline__ bool has_tile(OutputTiles<T::kDynamic> const& tiles, 
 
 // How the roles of a CTA learn of the next tile, after one whose steps end at `end`. Where tiles are claimed, the
 // producer that loads X0 does it, once it has loaded one and not earlier, as the last claims should be by CTAs that
-// have the least to do. The others read the tile's index from one of two slots in shared memory.
-// By a thread, or of packed sequences a warp.
+// have the least to do: a thread, or of packed sequences a warp. The others read the tile's index from one of two slots
+// in shared memory.
 template <typename T>
 __device__ __forceinline__ void claim_tile(OutputTiles<true>& tiles, int end, uint32_t smem, int* claimed) {
   int index = 0;

@@ -87,8 +87,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kQueuedDq = kSharesDq && Share::kDqAdd == DqAdd::kQueued;
   static constexpr bool kStoredDq = kQueuedDq || (kSharesDq && Share::kDqAdd == DqAdd::kStored);
   static constexpr bool kEarly = Config::kEarlyLaunches;
-  static constexpr bool kListed = Mods::kPacked || Mods::kSpanned;  // a kernel of its own says what is visited
-  static constexpr bool kDynamic = Config::kDynamic;                // CTAs that stay claim the next tile
+  static constexpr bool kDynamic = Config::kDynamic;  // CTAs that stay claim the next tile
   // Where dQ of a head is converted once its blocks of keys have added, beside other heads. A CTA must not end before
   // its last additions are in global memory then, which costs more than it gains where many end, one after the other.
   static constexpr bool kCountsHeads = kEarly && (kBulkDq || kStoredDq) && (!Mods::kPacked || kDynamic) &&
@@ -197,7 +196,7 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                               !kQueuedDq && (kBulkDq || kStoredDq)),
                 "claims_have_no_order");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
-  static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kPacked && !Mods::kSpanned && !kMasked),
+  static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kListed && !kMasked),
                 "queue_has_the_order_of_blocks");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 

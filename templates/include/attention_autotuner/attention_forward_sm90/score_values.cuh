@@ -14,6 +14,7 @@ struct ScoreModsOf {
   using Modifications = typename ModificationsOf<Config>::Type;
   static constexpr bool kPacked = Modifications::template kHas<Packed>;
   static constexpr bool kSpanned = Modifications::template kHas<Spans>;
+  static constexpr bool kListed = kPacked || kSpanned;  // a kernel of its own says what is visited
   // With values or windows: packing by itself bends no score.
   static constexpr bool kModified = kBendsScores<Config>;
   static constexpr bool kSoftcap = Modifications::template kHas<Softcap>;

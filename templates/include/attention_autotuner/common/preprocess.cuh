@@ -17,8 +17,10 @@ using ArgumentsOf = BackwardArguments<BackwardParamsOf<Config>>;
 
 inline constexpr int kRowThreads = 128;
 inline constexpr int kLanesPerRow = 8;
-inline constexpr int kPreprocessRows = 64;        // of one CTA
-inline constexpr int kPreprocessRowsAtOnce = 32;  // the same, where their loads are in flight together
+// Of one CTA: fewer where their loads are in flight together.
+template <bool kAtOnce>
+inline constexpr int kPreprocessRowsOf = kAtOnce ? 32 : 64;
+inline constexpr int kPreprocessRows = kPreprocessRowsOf<false>;
 
 // Eight elements of a row in fp32, read `CopyBytes` at a time.
 template <typename Element, int CopyBytes>
@@ -97,10 +99,11 @@ __device__ __forceinline__ void find_lse_delta_at_once(ArgumentsOf<Config> const
   auto const& p = arguments.params;
   int const head = index % p.heads_q, batch = index / p.heads_q;
   int const lane = threadIdx.x % kLanesPerRow;
-  constexpr int kRowsPerPass = kRowThreads / kLanesPerRow, kPasses = kPreprocessRowsAtOnce / kRowsPerPass;
+  constexpr int kRowsPerPass = kRowThreads / kLanesPerRow, kRows = kPreprocessRowsOf<true>,
+                kPasses = kRows / kRowsPerPass;
   constexpr int kWords = divide_up(Config::kPaddedDimV, kLanesPerRow * kChunk);  // of a row, for each lane
   constexpr int kAtOnce = kWords >= 8 ? 1 : kPasses;
-  int const first_row = block * kPreprocessRowsAtOnce + threadIdx.x / kLanesPerRow;
+  int const first_row = block * kRows + threadIdx.x / kLanesPerRow;
   bool const wants_delta = Rows::want_delta(p);
 #pragma unroll
   for (int pass = 0; pass < kPasses; pass += kAtOnce) {
@@ -146,7 +149,7 @@ __device__ __forceinline__ void find_lse_delta_at_once(ArgumentsOf<Config> const
 // Every CTA takes its rows, and also clears its share of `clear_words` 16-byte words at dq_sum.
 template <typename Config, bool kAtOnce = false>
 __device__ __forceinline__ void preprocess_rows(ArgumentsOf<Config> const& arguments, int64_t clear_words) {
-  constexpr int kRows = kAtOnce ? kPreprocessRowsAtOnce : kPreprocessRows;
+  constexpr int kRows = kPreprocessRowsOf<kAtOnce>;
   int const blocks = divide_up(arguments.lse_delta_rows, kRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   if constexpr (kIsPacked<Config>) {
