@@ -25,6 +25,7 @@ from attention_autotuner.tuning.shipping import evidence_path, ship
 from attention_autotuner.tuning.validity import PresentKernels
 
 from .baselines import BASELINES
+from .baselines.base import MODES
 from .contenders import DETERMINISTIC, PICK, variants
 from .suites import Suite, Trial
 
@@ -136,10 +137,20 @@ class SuiteFile:
         else:
             fields = asdict(trial.problem)
             problem = {name: value for name, value in fields.items() if value != _DEFAULTS[name]}
+            earlier = [self._rows.pop(key) for key in self._keys_of(trial)]
             self._rows[trial.key] = rounded({**result, "problem": problem, "run": self._run})
+            for row in earlier:
+                if (rest := in_other_modes(row, trial)) is not None:
+                    self._rows[rest["key"]] = rest
             self._runs[self._run] = self._present
             self._reasons.pop(trial.key, None)
         write(self.path, self.document())
+
+    def _keys_of(self, trial: Trial) -> list[str]:
+        """The rows of a trial's case that have some of its modes."""
+        same = (f"{trial.case.name} {mode} {trial.problem.dtype}" for mode in MODES)
+        held = [key for key in same if key in self._rows]
+        return [key for key in held if not set(trial.modes).isdisjoint(self._rows[key]["modes"])]
 
     def document(self) -> Document:
         """The document to write."""
@@ -231,6 +242,27 @@ def failure(row: Mapping[str, Any], label: str) -> str:
         return ""
     kind, reason = entry["outcome"]["kind"], entry["outcome"]["reason"]
     return str(reason if kind == "refused" else f"{kind.replace('_', ' ')}: {reason}".rstrip(": "))
+
+
+def in_other_modes(row: Mapping[str, Any], trial: Trial) -> dict[str, Any] | None:
+    """What a row says of modes that a trial does not measure, and of which run; None where that is nothing."""
+    modes = [mode for mode in row["modes"] if mode not in trial.modes]
+    if not modes:
+        return None
+
+    def kept(name: str) -> bool:
+        *_, last = name.split()
+        if last == "autograd":  # ours beside a step of others through autograd, too
+            return not {"step", last}.isdisjoint(modes)
+        return (last if last in MODES else row["modes"][0]) in modes
+
+    return {
+        **row,
+        "key": f"{trial.case.name} {modes[0]} {trial.problem.dtype}",
+        "modes": modes,
+        "ours": next(name for name in row["entries"] if kept(name)),
+        **{part: {n: v for n, v in row[part].items() if kept(n)} for part in ("entries", "ratios")},
+    }
 
 
 def comparisons(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

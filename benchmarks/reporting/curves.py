@@ -56,6 +56,8 @@ def series_of(document: Mapping[str, Any]) -> dict[tuple[int, bool], dict[str, P
     """
     series: dict[tuple[int, bool], dict[str, Points]] = {}
     for row in document["rows"]:
+        if PICK not in row["entries"]:
+            continue  # of whole steps alone
         problem, mode = problem_of(row), row["modes"][0]
         curves = series.setdefault((problem.dim_qk, problem.causal), {})
         titles = {PICK: "ours"} | {f"{n} {mode}": t for n, t in document["baselines"].items()}

@@ -18,7 +18,7 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     IssueOrder,
 )
 from attention_autotuner.operations.retnet.inputs import RetNetBackward
-from tests.emulation.build import build
+from tests.emulation.build import Mutants, build
 from tests.emulation.check import check
 
 pytestmark = pytest.mark.build
@@ -67,7 +67,11 @@ OF_CLAIMS = {
         "list.claimed = complete;",
     ),
     "rows_released_unread": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read();", ""),
-    "dv_overwritten": (MAINLOOP, "if (lane_index() == 0) tma_store_wait_read<kOthers>();", ""),
+    "dv_overwritten": (
+        MAINLOOP,
+        "wait_for_reads<T::kKeysDq && T::kBulkDq && T::kOrder != IssueOrder::kSerial ? 1 : 0>();",
+        "",
+    ),
     "results_not_fenced": (RESULTS, "fence_view_async_shared();", ""),
     "late_rows_not_waited_for": (
         MAINLOOP,
@@ -93,6 +97,18 @@ SAID_OF_CLAIMS = {
     "rows_not_loaded": "has yet to bring",
     "ended_unread": "a cta has ended",
 }
+# Of CTAs whose rows are in registers, so that results have a place of their own.
+HOLDS = "if constexpr (T::kHeldRows && T::kHasDs) Base::template load_fragments<T::kColumns>(x1, x1_tile());"
+GIVES_BACK = "if constexpr (T::kResultsApart) release_held_rows();"
+OF_RESULTS_APART = {
+    "dk_overwritten": (MAINLOOP, "if (Base::visit > 0) wait_for_reads();", ""),
+    "rows_released_unread": (
+        MAINLOOP,
+        f"{HOLDS}\n    {GIVES_BACK}",
+        f"{GIVES_BACK}\n    {HOLDS}",
+    ),
+}
+SAID_OF_RESULTS_APART = {"dk_overwritten": "a write", "rows_released_unread": "a tma load"}
 # Where a warpgroup's keys see none of the first tile, or of the last.
 OF_HIDDEN_TILES = {
     "first_is_seen": (
@@ -448,11 +464,20 @@ def test_mistakes_of_the_sender_show(tmp_path: Path) -> None:
         assert not outcome.ok, (name, outcome)
 
 
-def test_mistakes_of_claims_show(tmp_path: Path) -> None:
-    variant = CLAIMING[0]
-    kernel = build(variant, tmp_path / variant.name, OF_CLAIMS)
+@pytest.mark.parametrize(
+    ("variant", "mistakes", "said"),
+    [
+        (CLAIMING[0], OF_CLAIMS, SAID_OF_CLAIMS),
+        (CLAIMING[3], OF_RESULTS_APART, SAID_OF_RESULTS_APART),
+    ],
+    ids=["claims", "results_apart"],
+)
+def test_mistakes_of_claims_show(
+    variant: Candidate, mistakes: Mutants, said: dict[str, str], tmp_path: Path
+) -> None:
+    kernel = build(variant, tmp_path / variant.name, mistakes)
     shapes = claimed_shapes(variant)
-    for name, words in SAID_OF_CLAIMS.items():
+    for name, words in said.items():
         outcome = check(kernel, shapes, [("lazy", 0)], deterministic=False, mutant=name)
         assert not outcome.ok, (name, outcome)
         assert words in outcome.reason.lower(), (name, outcome)

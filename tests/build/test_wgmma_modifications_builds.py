@@ -56,12 +56,25 @@ TWO = AttentionBackwardSm90Knobs(
 SHARED = replace(
     TWO, keys=BackwardPassSm90(block_columns=48, issue_order="both_ahead", shared_rows=True)
 )
-BY_TURNS = replace(
+CLAIMED = replace(
     FUSED,
-    keys=replace(KEYS, issue_order="by_turns"),
-    dq_share=DqShareSm90(dq_by="keys", dq_add="bulk"),
+    keys=replace(KEYS, issue_order="interleaved", held_rows=True),
+    dq_share=DqShareSm90(dq_by="own", dq_add="stored", ds_stages=1),
+    persistent=True,
     early_launches=True,
     gathered_stores=True,
+    dynamic=True,
+)
+OF_KEYS = DqShareSm90(dq_by="keys", dq_add="stored", ds_stages=1)  # dQ, by the keys' warpgroups
+CLAIMED_TURNS = replace(
+    CLAIMED,
+    keys=BackwardPassSm90(block_columns=80, issue_order="by_turns", first_stages=3),
+    dq_share=OF_KEYS,
+)
+CLAIMED_AHEAD = replace(
+    CLAIMED,
+    keys=BackwardPassSm90(block_columns=64, issue_order="scores_ahead", first_stages=3),
+    dq_share=replace(OF_KEYS, dq_add="bulk", ds_stages=2),
 )
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
@@ -70,15 +83,25 @@ KNOBS: dict[str, Any] = {
     "strict": replace(FORWARD, mainloop="strict", q_stages=1),
     "stream": STREAM,
     "fused": FUSED,
-    "by_turns": BY_TURNS,
+    "claimed": CLAIMED,
+    "claimed_turns": CLAIMED_TURNS,
+    "claimed_ahead": CLAIMED_AHEAD,
     "two_pass": TWO,
     "shared": SHARED,
 }
-BACKWARD = ("fused", "by_turns", "two_pass", "shared")
+BACKWARD = ("fused", "claimed", "claimed_turns", "claimed_ahead", "two_pass", "shared")
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
 WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
 CAPPED = {**WINDOWED, "modifications": ("softcap", "bias_table")}
-VALUES = {**KINDS, "pair": PAIR, "window_and_bias": WINDOWED, "capped_window_and_bias": CAPPED}
+WIDE = {"dim_qk": 128, "dim_v": 128}  # as passes by turns are
+VALUES = {
+    **KINDS,
+    "pair": PAIR,
+    "window_and_bias": WINDOWED,
+    "capped_window_and_bias": CAPPED,
+    "wide_sinks": WIDE | KINDS["sinks"],
+    "wide_bent": WIDE | KINDS["bent"],
+}
 CASES = [
     *(("overlap", kind) for kind in ("window", "softcap", "alibi", "sinks")),
     *(
@@ -86,7 +109,9 @@ CASES = [
         for name in ("exact_flat", "turns", "strict", "stream", "fused", "two_pass", "shared")
     ),
     *((name, "pair") for name in ("turns", "stream", "fused", "two_pass")),
-    *((name, "bias") for name in ("turns", "two_pass")),
+    *((name, "bias") for name in ("turns", "two_pass", "claimed")),
+    *(("claimed", kind) for kind in ("pair", "bent")),
+    *(("claimed_turns", "wide_sinks"), ("claimed_ahead", "wide_bent")),
     *((name, "biased") for name in ("exact_flat", "stream", "fused")),
 ]
 FORWARD_MODS, BACKWARD_MODS = (f"attention_{x}_sm90/modified.cuh" for x in ("forward", "backward"))
@@ -100,6 +125,11 @@ MISTAKES = {
         *("stream", "sinks", FORWARD_MODS),
         "sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();",
         "sink[half] = arguments.sinks[head] * kLog2E;",
+    ),
+    "sinks_of_another_head": (
+        *("claimed_turns", "wide_sinks", "common/sink_gradient.cuh"),
+        "p.dsinks[head] = sum;",
+        "p.dsinks[0] = sum;",
     ),
     "one_side": (
         *("two_pass", "alibi", BACKWARD_MODS),

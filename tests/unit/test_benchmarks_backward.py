@@ -31,7 +31,8 @@ from benchmarks.baselines.sdpa import make_sdpa
 from benchmarks.comparison import describe, opponents_of
 from benchmarks.contenders import contenders_of, forward_of, variants
 from benchmarks.reporting.site import results_of
-from benchmarks.suites import SUITES, Case, Suite, trials
+from benchmarks.results import SuiteFile
+from benchmarks.suites import SUITES, Case, Suite, Trial, trials
 from tests.fake_benchmark import (
     GPU,
     LONG,
@@ -385,6 +386,53 @@ def test_only_what_takes_the_operators_is_timed_below_autograd() -> None:
                 assert isinstance(baseline.entry(problem, mode, "x"), calls.Call)
         assert isinstance(baseline.entry(BACK, "autograd", "x"), calls.StepCall)
         assert baseline.available(BACK) == ""
+
+
+def test_modes_that_are_not_measured_again_keep_their_figures(tmp_path: Path) -> None:
+    grid = {"words": ["512"], "dims": [128]}
+    (both, *_), (alone, *_) = (
+        trials(["attention_backward"], modes=modes, **grid) for modes in ((), ["backward"])
+    )
+    assert (both.modes[:2], alone.modes) == (("backward", "step"), ("backward",))
+    names = {"pick": 4.0, "step": 6.0, "autograd": 7.0}
+    theirs = {"flash_attn_4 backward": (5.0, "pick"), "flash_attn_4 step": (9.0, "autograd")}
+
+    def row(trial: Trial, times: dict[str, float], slower: float = 1.0) -> dict[str, Any]:
+        compared = {name: x for name, x in theirs.items() if x[1] in times}
+        return {
+            "key": trial.key,
+            "case": trial.case.name,
+            "title": "",
+            "modes": [*trial.modes],
+            "ours": "pick",
+            "pick": "p",
+            "layer": "record",
+            "entries": {
+                name: {"median_us": us * slower, "tflops": 1.0}
+                for name, us in (*times.items(), *((n, us) for n, (us, _) in compared.items()))
+            },
+            "ratios": {
+                name: {"ratio": us / times[ours], "error": 0.01, "ours": ours}
+                for name, (us, ours) in compared.items()
+            },
+        }
+
+    file = SuiteFile(tmp_path, SUITES["attention_backward"], GPU, POLICY, 0.1)
+    whole = row(both, names)
+    file.take(both, whole)
+    file.take(alone, row(alone, {"pick": 4.0}, slower=2.0))
+    backward, step = file.document()["rows"]
+    assert (backward["key"], step["key"]) == ("d128_512 backward fp16", "d128_512 step fp16")
+    assert step["modes"] == [*both.modes[1:]]
+    assert step["ours"] == "step"
+    assert set(step["entries"]) == {"step", "autograd", "flash_attn_4 step"}
+    assert set(step["ratios"]) == {"flash_attn_4 step"}
+    assert backward["entries"]["pick"]["median_us"] == 8.0
+    assert file.document()["summary"]["flash_attn_4 step"]["problems"] == 1
+    assert len(results.table(file.document())) == 3
+    file.take(both, whole)
+    (again,) = file.document()["rows"]
+    assert set(again["entries"]) == set(whole["entries"])
 
 
 def test_only_the_deterministic_baseline_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_the_figures_above_are_those_of_the_results() -> None:
     retention = summary("retention", "fla", "forward")[0]
     assert least("attention_backward", "sdpa_cudnn backward")[0] > 1
     loss, key = least("attention_backward", "flash_attn_4 backward")
-    assert key.startswith("d128_2k ")
+    assert key.startswith("d128_16k ")
     features = ("score_modifications", "packed_sequences")
     assert min(least(suite, "flash_attn_4 backward")[0] for suite in features) > 1
     (dims, _) = least("head_dims", "flash_attn_4 backward")

@@ -258,8 +258,8 @@ def test_ids_and_prefixes_reach_the_params(
     [
         ("forward", 128, "g3n64_serial_optimistic_turns"),
         ("forward", 64, "g4n64_serial_optimistic_turns"),
-        ("backward", 128, "t3x2_keys2stored_raster_persistent_early_gathered_dynamic"),
-        ("backward", 64, "own2stored_raster_persistent_early_gathered_dynamic"),
+        ("backward", 128, "t3x2_keys1stored_raster_persistent_early_gathered_dynamic"),
+        ("backward", 64, "own1stored_raster_persistent_early_gathered_dynamic"),
     ],
 )
 def test_documents_have_defaults_for_few_steps(direction: Any, dim: int, words: str) -> None:

@@ -74,7 +74,7 @@ def is_ordered(shape: BackwardPassSm90Shape) -> bool:
 def late_loads(shape: BackwardPassSm90Shape) -> int:
     """Loads that every step waits for: those that begin only when what needs them is next; 0 to 2."""
     knobs = shape.knobs
-    first = 2 + (knobs.issue_order != "serial")
+    first = 2 + (knobs.issue_order not in ("serial", "by_turns"))
     second = 2 + (knobs.issue_order == "both_ahead")
     late = (knobs.first_stages < first) + (knobs.second_stages < second)
     return min(2, late + (shape.masked and knobs.mask_stages == 1))

@@ -174,14 +174,21 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     elif shape.share is not None and shape.share.dq_add in STORED:
         copies = OWN_DQ_STAGES if shape.owns_dq else 1
         sums = copies * knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
+    results = shape.block_rows * shape.columns if _stores_apart(shape) else 0
     staged = knobs.first_stages + knobs.second_stages
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     masks = knobs.mask_stages * shape.block_rows
-    tiles = rows + knobs.block_columns * (stages + masks + ds + p)
+    tiles = rows + results + knobs.block_columns * (stages + masks + ds + p)
     claims = CLAIM_BYTES * knobs_of(shape.candidate).dynamic
     used = cta_bytes(tiles, sums + values + claims)
     of_bias = 4 * knobs.warpgroups * BIAS_WARP_BYTES if _may_sum_bias(shape) else 0
     return used + (of_bias if used + of_bias <= H100_SPEC.smem_per_block_bytes else 0)
+
+
+def _stores_apart(shape: BackwardPassSm90Shape) -> bool:
+    """True where results that TMA stores have a place of their own, as X1 is in registers."""
+    stores = knobs_of(shape.candidate).dynamic and shape.depth <= shape.columns
+    return stores and shape.knobs.held_rows
 
 
 def _may_sum_bias(shape: BackwardPassSm90Shape) -> bool:

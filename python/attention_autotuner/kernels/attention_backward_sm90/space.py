@@ -126,31 +126,31 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     None with an explicit mask as well, unless fused passes pay. Where the problem asks for
     determinism, shares of dQ are queued, or where they cannot be there is a pass over queries, so that no CTA waits
     for another: on an H200 two passes took 1.04 to 1.35 of the time without an order, and a queue 0.97 to 1.08.
-    Blocks of few steps take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 %
-    slower there at 512 tokens. Where scores are changed there are none either, nor in packed sequences, where they
-    gain nothing. Many uneven blocks are claimed by CTAs that stay, by turns. Launches are early and stores gathered,
-    but for scores with slopes, a bias or a softcap: with ALiBi at d128 the loop spills then, and no GPU has run the
-    others.
+    Many uneven blocks are claimed by CTAs that stay, by turns where registers allow it. Of others, blocks of few steps
+    take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 % slower there at 512
+    tokens. Where scores are changed there are none either, nor in packed sequences, where they gain nothing. Launches
+    are early and stores gathered, but for such scores with slopes, a bias or a softcap: with ALiBi at d128 the loop
+    spills then, and no GPU has run the others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or (problem.mask == "explicit" and not suitability.pays_masked(problem, spec)):
         return None
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
     if suitability.pays_dynamic(problem, spec):
-        first_claimed = replace(space, claimed_adds=("stored",))
+        first_claimed = replace(space, claimed_adds=suitability.claimed_adds(problem))
         points = _claimed(problem, first_claimed, spec)
         claimed = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
         if claimed is not None:
             return claimed
     space = replace(space, cta_orders=(suitability.usual_order(problem, spec),))
     uneven, long = suitability.is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
-    modified = bool(problem.compiled_modifications)
+    modified = not suitability.SINKS.issuperset(problem.compiled_modifications)
     long_uneven = LONG_QUEUED_ROWS if problem.deterministic else LONG_CAUSAL_ROWS
     swaps = not modified and problem.seqlen_q >= (long_uneven if uneven else LONG_ROWS)
     if not swaps:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
-    changed = not {WINDOW, SPANS}.issuperset(problem.compiled_modifications)
+    changed = not suitability.PLAIN.issuperset(problem.compiled_modifications)
     few_steps = (uneven or modified) and not long
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
     if suitability.takes_both(problem):
@@ -231,10 +231,13 @@ def _points(
                 block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
             )
             knobs = _fitted(problem, spec, "fused", plain, of_pass, cta_order, dq_share=share)
-            knobs = _launched(knobs, early)
-            if knobs not in seen and (knobs.deterministic or not problem.deterministic):
-                seen.add(knobs)
-                yield knobs
+            staged = iter((knobs,))
+            if early:
+                staged = _with_other_stages(problem, _launched(knobs, True), spec)
+            for point in staged:
+                if point not in seen and (point.deterministic or not problem.deterministic):
+                    seen.add(point)
+                    yield point
         if cta_order == "raster" and suitability.may_claim(problem, spec):
             yield from _claimed(problem, space, spec)
         shared = _shared(problem, space, spec, cta_order, blocks[0]) if widest > WIDE else ()
@@ -270,14 +273,17 @@ def _claimed(
     if suitability.takes_both(problem):
         feeds = AHEAD
         masks = MASK_STAGES if problem.mask == "explicit" else masks
-    swaps = problem.seqlen_q >= LONG_QUEUED_ROWS and not problem.compiled_modifications
-    shares = [share for share in space.shares if share[1] in (64, *[SWAPPED_BLOCK] * swaps)]
+    swapped = (SWAPPED_BLOCK,) if suitability.claims_longer_steps(problem) else ()
+    shares = [share for share in space.shares if share[1] in (64, *swapped)]
     for dq_add, mask_stages, (dq_by, block) in product(space.claimed_adds, masks, shares):
         share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
         plain = BackwardPassSm90(
             block_columns=block, issue_order=feeds[0][0], mask_stages=mask_stages
         )
-        yield _fitted(problem, spec, "fused", plain, feeds, "raster", dynamic=True, dq_share=share)
+        knobs = _fitted(
+            problem, spec, "fused", plain, feeds, "raster", dynamic=True, dq_share=share
+        )
+        yield from _with_other_stages(problem, knobs, spec)
 
 
 def _shared(
@@ -336,16 +342,39 @@ def _first(shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec
         feeds = tuple((shape.knobs.issue_order, stages, False) for stages in ((3, 3), (2, 2)))
     elif not shape.takes_scores and feeds != SERIAL:
         feeds = (*(feed for feed in feeds if feed[0] == "both_ahead"), DP_AHEAD, *SERIAL)
-    for (order, (first, second), held), ds_stages in product(feeds, (2, 1)):
-        knobs = replace(
-            shape.knobs,
-            issue_order=order,
-            first_stages=first,
-            second_stages=second,
-            held_rows=held,
-        )
-        share = shape.share and replace(shape.share, ds_stages=ds_stages)
-        made = replace(shape, knobs=knobs, share=share)
-        if pass_of(made).violation is None and smem_bytes(made) <= spec.smem_per_block_bytes:
-            return {made.name: knobs} | ({"dq_share": share} if share else {})
+    for order, stages, held in feeds:
+        fed = replace(shape, knobs=replace(shape.knobs, issue_order=order, held_rows=held))
+        for first, ds_stages in suitability.stages(fed, stages[0]):
+            made = _staged(fed, first, stages[1], ds_stages)
+            if _fits(made, spec):
+                return {made.name: made.knobs} | ({"dq_share": made.share} if made.share else {})
     return {}
+
+
+def _staged(
+    shape: BackwardPassSm90Shape, first: int, second: int, ds_stages: int
+) -> BackwardPassSm90Shape:
+    """A pass with so many stages of what streams for S and for dP, and of dS."""
+    knobs = replace(shape.knobs, first_stages=first, second_stages=second)
+    share = shape.share and replace(shape.share, ds_stages=ds_stages)
+    return replace(shape, knobs=knobs, share=share)
+
+
+def _fits(shape: BackwardPassSm90Shape, spec: ArchSpec) -> bool:
+    fits = smem_bytes(shape) <= spec.smem_per_block_bytes
+    return fits and pass_of(shape).violation is None
+
+
+def _with_other_stages(
+    problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchSpec
+) -> Iterator[AttentionBackwardSm90Knobs]:
+    """A point of a fused pass, and where it takes one of :data:`~.suitability.STAGES` the same with each of the others.
+
+    None is ahead everywhere: on an H200 they are within 5 % of each other, in either order.
+    """
+    yield knobs
+    (shape,) = shapes(Candidate.of(problem, knobs))
+    for first, ds_stages in suitability.stages(shape, knobs.keys.first_stages):
+        made = _staged(shape, first, shape.knobs.second_stages, ds_stages)
+        if made != shape and _fits(made, spec):
+            yield replace(knobs, keys=made.knobs, dq_share=made.share)

@@ -6,9 +6,12 @@ from ...arch.spec import ArchSpec
 from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from .knobs import AttentionBackwardSm90Knobs, DqBy
+from .knobs import AttentionBackwardSm90Knobs, DqAdd, DqBy, knobs_of
+from .resources import BackwardPassSm90Shape
 from .rules import MAX_MASKED_DIM
 
+Stages = tuple[int, int]  # of what streams for S, and of dS
+DS_STAGES = (2, 1)
 WIDE = 128  # of head dims, the widest of fused passes
 # Of queries, up to which sums pay that are stored before they are added to, by who computes shares, and whether blocks
 # are causal. In windows they pay at any length.
@@ -23,9 +26,40 @@ NARROW = 8
 """How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
 CLAIMED_WAVES = 7
 """Blocks of keys an SM, from which uneven ones are claimed by CTAs that stay."""
-CLAIMED = frozenset({WINDOW, SPANS, PACKED})  # modifications with which they were raced
+LONG_CLAIMED_ROWS = 3072  # queries, from which these take longer steps
+LONG_MODIFIED_ROWS = 8192  # and with ALiBi or a prefix
+SINKS = frozenset({"sinks"})  # a modification that the pass does not know: what they take is in LSE
+PLAIN = SINKS | {WINDOW, SPANS}  # those with which its loop is that of plain scores
+CLAIMED = PLAIN | {PACKED, "alibi_slopes", "bias_table", "softcap"}  # with which claims were raced
 KEYS_OF_FUSED = 128  # of a block of fused passes
 EMPLOYED_TENTHS = 7  # of the SMs, that their blocks employ at least where fused passes read a mask
+
+
+def stages(shape: BackwardPassSm90Shape, first: int) -> tuple[Stages, ...]:
+    """Stages for S, where an issue order asks for ``first``, and of dS, the fastest ones of an H200 first.
+
+    A second stage of dS lets a warpgroup go ahead of the other, and what they load is then further apart.
+    """
+    both = tuple((first, ds_stages) for ds_stages in DS_STAGES)
+    if shape.share is None:
+        return both[:1]
+    if shape.share.dq_add not in ("bulk", "stored"):
+        return both  # others were not raced
+    mods, dynamic = set(shape.candidate.modifications), knobs_of(shape.candidate).dynamic
+    order = shape.knobs.issue_order
+    if order == "by_turns":
+        # d128: a stage of dS is 1.0 to 1.6 % ahead at 512 to 3333 tokens, with documents and with a prefix, and 0 to 2
+        # in packed sequences; two stages for S are 1.1 and 1.5 % ahead in a window, elsewhere 0 to 1 behind.
+        return ((2, 2), *both) if WINDOW in mods else (*both[::-1], (2, 2))
+    if order == "interleaved" and shape.owns_dq:
+        # d64: 1.2 to 3.8 % ahead without a mask, 1 to 6 with a softcap, ALiBi or a bias, 1.2 to 1.6 with documents or a
+        # prefix; 0.1 to 0.4 % behind where blocks are claimed, 4.5 at d32, and 3 ahead at 64/128.
+        wider = shape.candidate.padded_dim_v > shape.candidate.padded_dim_qk
+        ahead = dynamic and not wider and mods <= SINKS | {WINDOW, PACKED}
+        return both if ahead else both[::-1]
+    # d128: 1 to 5 % ahead with a bias; with a softcap 0.2 to 1.2, and 0.8 to 1.2 behind where blocks are claimed.
+    fewer = "bias_table" in mods or ("softcap" in mods and not dynamic)
+    return both[::-1] if fewer and order == "scores_ahead" else both
 
 
 def takes_both(problem: Problem) -> bool:
@@ -58,7 +92,7 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
         pays = problem.mask == "explicit" or knobs.dq_share.dq_by == "keys"
         return pays and has_waves(problem, spec)
     if problem.compiled_modifications:
-        return set(problem.compiled_modifications) == {WINDOW}
+        return _is_window(problem)
     if problem.seqlen_q > STORED_ROWS.get((knobs.dq_share.dq_by, problem.causal), 0):
         return False
     # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
@@ -79,6 +113,28 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
     raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
     waves = blocks(problem) >= CLAIMED_WAVES * spec.num_sms
     return raced and waves and may_claim(problem, spec)
+
+
+def claims_longer_steps(problem: Problem) -> bool:
+    """True where steps of 80 queries pay by turns in blocks that are claimed, if they do not have few steps.
+
+    On an H200, d128, causal, against 64: 904 us against 974 at 4 x 16 x 3333, bf16, 736 against 717 with 2048 tokens;
+    with ALiBi 2333 against 2412 at 8192, a tie at 4096; with a prefix 2743 against 2786 and 1567 against 1547; 794
+    against 762 in a window, 672 against 635 with documents, a tie in packed sequences.
+    """
+    mods = set(problem.modifications) | set(problem.compiled_modifications)
+    few = not mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
+    least = LONG_CLAIMED_ROWS if mods <= SINKS else LONG_MODIFIED_ROWS
+    return not few and problem.seqlen_q >= least
+
+
+def claimed_adds(problem: Problem) -> tuple[DqAdd, ...]:
+    """How shares of dQ are added first where blocks of keys are claimed.
+
+    Sums that nobody clears pay, but for a softcap: on an H200, fp16, causal, 1422 us against 1525 without at d128 with
+    4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64.
+    """
+    return ("bulk",) if "softcap" in problem.compiled_modifications else ("stored",)
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:
@@ -124,4 +180,9 @@ def is_narrow(problem: Problem, spec: ArchSpec) -> bool:
     if problem.deterministic or not 0 < NARROW * keys <= problem.seqlen_k:
         return False
     fused = problem.widest_dim <= WIDE
-    return fused and set(problem.compiled_modifications) == {WINDOW} and has_waves(problem, spec)
+    return fused and _is_window(problem) and has_waves(problem, spec)
+
+
+def _is_window(problem: Problem) -> bool:
+    """True where the only modification that the pass knows is a window."""
+    return set(problem.compiled_modifications) - SINKS == {WINDOW}

@@ -9,6 +9,7 @@
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/sink_gradient.cuh"
 #include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner::softmax_backward {
@@ -210,13 +211,29 @@ __device__ __forceinline__ void clear_dq(Params const& p, typename T::Element* o
   }
 }
 
+// How many CTAs find the gradient of sinks, before those that convert dQ.
+template <typename Config, typename Params>
+__host__ __device__ inline int sink_ctas(Params const& p) {
+  if constexpr (ScoreModsOf<Config>::kSinks) return p.dsinks == nullptr ? 0 : p.heads_q;
+  return 0;
+}
+// Of the others: which tile of queries a CTA has, and how many there are.
+template <typename Config>
+__device__ __forceinline__ unsigned converted_tile(ArgumentsOf<Config> const& arguments) {
+  return blockIdx.x - unsigned(sink_ctas<Config>(arguments.params));
+}
+template <typename Config>
+__device__ __forceinline__ int64_t count_converted(ArgumentsOf<Config> const& arguments) {
+  return int64_t(gridDim.x) - sink_ctas<Config>(arguments.params);
+}
+
 // dQ in 16 bits from the sums of a tile of queries.
 template <typename Config, typename T>
 __device__ __forceinline__ void convert_dq(ArgumentsOf<Config> const& arguments) {
   using Element = typename T::Element;
   auto const& p = arguments.params;
-  int const index = int(blockIdx.x) / arguments.dq_tiles;
-  int tile = int(blockIdx.x) % arguments.dq_tiles, rows = p.seqlen_q, first_row = 0;
+  int const index = int(converted_tile<Config>(arguments)) / arguments.dq_tiles;
+  int tile = int(converted_tile<Config>(arguments)) % arguments.dq_tiles, rows = p.seqlen_q, first_row = 0;
   if constexpr (T::kPacked) {
     CuSeqlens const queries = CuSeqlens::of_queries(p);
     SequenceBlock const at = find_block_by_warp<T::kBlockColumns>(queries, tile);
@@ -226,14 +243,15 @@ __device__ __forceinline__ void convert_dq(ArgumentsOf<Config> const& arguments)
     first_row = queries.begin(at.sequence);
   }
   int const head = index % p.heads_q, batch = index / p.heads_q;
-  float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockColumns * T::kDepth);
+  float const* const sums =
+      arguments.dq_sum + int64_t(converted_tile<Config>(arguments)) * (T::kBlockColumns * T::kDepth);
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
   float const scale = score_scale(p);
   if constexpr (T::kStoredDq) {
     // Sums of a tile that no block of keys sees were never stored, and may be anything. Semaphores follow the sums.
-    auto const* const semaphores =
-        reinterpret_cast<int const*>(arguments.dq_sum + int64_t(gridDim.x) * (T::kBlockColumns * T::kDepth));
-    if (semaphores[blockIdx.x] == 0) return clear_dq<T>(p, out, first_row, tile, rows);
+    auto const* const semaphores = reinterpret_cast<int const*>(arguments.dq_sum + count_converted<Config>(arguments) *
+                                                                                       (T::kBlockColumns * T::kDepth));
+    if (semaphores[converted_tile<Config>(arguments)] == 0) return clear_dq<T>(p, out, first_row, tile, rows);
   }
   if constexpr (T::kSwapsDq) {
     // A unit is two rows of queries of a tile of 16 columns by 8 queries.
@@ -306,16 +324,22 @@ template <typename Config, typename T>
 __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments, int const* complete,
                                        HeadBlocks<T::kPacked> blocks) {
+  constexpr bool kSinks = ScoreModsOf<Config>::kSinks;
+  bool const of_sinks = kSinks && blockIdx.x < unsigned(sink_ctas<Config>(arguments.params));
   if constexpr (T::kCountsHeads) {
     if (threadIdx.x == 0) {
       auto const& p = arguments.params;
-      int const head = int(blockIdx.x) / arguments.dq_tiles;
+      // For sinks the first one, whose blocks of keys have seen the end of the preprocess.
+      int const head = of_sinks ? 0 : int(converted_tile<Config>(arguments)) / arguments.dq_tiles;
       int const sharing = arguments.splits.divide(p.heads_q / p.heads_kv);
       wait_complete(complete + head / sharing, blocks.count() * T::kHeadCounts);
     }
     __syncthreads();
   } else if constexpr (T::kEarly) {
     wait_on_dependent_grids();
+  }
+  if constexpr (kSinks) {
+    if (of_sinks) return sink_gradient_of_head<Config, kRowThreads>(arguments, int(blockIdx.x));
   }
   convert_dq<Config, T>(arguments);
   if constexpr (T::kCountsHeads) {

@@ -97,7 +97,7 @@ struct AttentionBackwardSm90Entry {
                 if constexpr (kPacked) {
                   auto const list =
                       list_blocks<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, kListedAhead, Params>;
-                  int32_t const listing = prepare_kernel(list, kListThreads, 0, device, &resident);
+                  int32_t const listing = prepare_streaming_kernel(list, kListThreads, device);
                   if (listing != ATTENTION_AUTOTUNER_OK) return listing;
                 }
                 auto const kernel = softmax_backward::attention_backward_sm90<Config, T>;
@@ -105,25 +105,25 @@ struct AttentionBackwardSm90Entry {
               });
             })
             .then([&] {
-              if constexpr (Mods::kSinks) {
+              if constexpr (Mods::kSinks && !kFused) {
                 int32_t const of_sinks =
-                    prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+                    prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, 0, device, &resident);
                 if (of_sinks != ATTENTION_AUTOTUNER_OK) return of_sinks;
               }
-              return prepare_kernel(preprocess_kernel(), kRowThreads, 0, device, &resident);
+              return prepare_streaming_kernel(preprocess_kernel(), kRowThreads, device);
             })
             .then([&] {
               if constexpr (Mods::kSpanned) {
-                return prepare_kernel(find_spans<Config, true, Params>, kSpanThreads, 0, device, &resident);
+                return prepare_streaming_kernel(find_spans<Config, true, Params>, kSpanThreads, device);
               }
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
-            .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
+            .then([&] { return prepare_streaming_kernel(backward_reduce_splits<Config>, kRowThreads, device); })
             .then([&] { return TableGradient::prepare(device); })
             .then([&] {
               if constexpr (kFused) {
-                auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
-                return prepare_kernel(kernel, kRowThreads, 0, device, &resident);
+                return prepare_streaming_kernel(softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                                                kRowThreads, device);
               }
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
@@ -350,9 +350,9 @@ struct AttentionBackwardSm90Entry {
                                     (places.dk_partial - clear_from) / 16);
         })
         .then([&] {
-          if constexpr (Mods::kSinks) {
+          if constexpr (Mods::kSinks && !kFused) {
             if (p.dsinks != nullptr) {
-              backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, kSinkSmemBytes, stream>>>(common);
+              backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, 0, stream>>>(common);
             }
           }
           return cuda_status(cudaGetLastError());
@@ -370,10 +370,11 @@ struct AttentionBackwardSm90Entry {
         })
         .then([&] {
           if constexpr (kFused) {
-            return EarlyLaunch::start(
-                Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
-                int(heads * places.dq_tiles), kRowThreads, 0, stream, common, static_cast<int const*>(complete),
-                softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed));
+            return EarlyLaunch::start(Config::kEarlyLaunches,
+                                      softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                                      softmax_backward::sink_ctas<Config>(p) + int(heads * places.dq_tiles),
+                                      kRowThreads, 0, stream, common, static_cast<int const*>(complete),
+                                      softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed));
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })

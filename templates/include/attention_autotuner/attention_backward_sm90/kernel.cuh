@@ -65,11 +65,6 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
   }
 };
 
-// Before a consumer's warp ends: TMA may still read what it has to store.
-__device__ __forceinline__ void wait_for_reads() {
-  if (lane_index() == 0) tma_store_wait_read();
-}
-
 // The tiles of a consumer warpgroup. The kernel below calls it for signs alone: a call in place of its own loop gives
 // other registers to kernels that have been timed.
 template <typename T, typename Arguments>
@@ -194,7 +189,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
         consumer.write();
         next_tile<T, true>(tiles, consumer.end, smem);
       }
-      if constexpr (T::kTmaStores) wait_for_reads();
+      if constexpr (T::kTmaStores) wait_for_reads();  // before the warp ends
     }
   }
 }

@@ -20,8 +20,15 @@ namespace attention_autotuner::softmax_backward {
 
 inline constexpr int kStoredRows = 16;  // of a TMA tile, those of a warp
 
-// A result of this warp's 16 rows, on its way through this warp's part of the place of X1, which nothing else reads any
-// more. A TMA tile does not end with a packed sequence.
+// Until shared memory has been read for what this warp stored, but for so many of the latest copies of its first lane.
+template <int kPending = 0>
+__device__ __forceinline__ void wait_for_reads() {
+  if (lane_index() == 0) tma_store_wait_read<kPending>();
+  __syncwarp();
+}
+
+// A result of this warp's 16 rows, on its way through this warp's part of the place of results, which nothing else
+// reads any more. A TMA tile does not end with a packed sequence.
 template <typename T, int Registers, typename Consumer>
 __device__ __forceinline__ void store_through(Consumer const& consumer, float const (&result)[Registers],
                                               TmaTensor const& stored, attention_autotuner_tensor const& out,
@@ -40,7 +47,7 @@ __device__ __forceinline__ void store_through(Consumer const& consumer, float co
     }
     row += consumer.sequence.first_key;
   }
-  uint32_t const tile = consumer.x1_tile();
+  uint32_t const tile = consumer.smem + T::kResultsOffset;
   int const key = lane_index() & 7, here = first + (lane_index() & 8) + key;
 #pragma unroll
   for (int i = 0; i < Registers / 8; ++i) {

@@ -110,7 +110,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
   static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
   // Results of CTAs that claim tiles leave through the place of X1, where they fit, and the next X1 comes after them.
+  // Where X1 is in registers, they have a place of their own, and the next one comes at once.
   static constexpr bool kTmaStores = kDynamic && kDepthLoaded <= kColumnsLoaded;
+  static constexpr bool kResultsApart = kTmaStores && kHeldRows;
   static constexpr int kThreads = 128 * (1 + kWarpgroups + kOwnDq);
 
   // The share of dQ, as 64 rows of queries by so many columns: where the warpgroups of the keys compute it, each takes
@@ -202,7 +204,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
 
   // X0, X1, stages of Y0, of Y1, of the mask and of dS, all at multiples of 1024 bytes; 16 rows of the share of dQ for
   // each warp that adds it by bulk copies, or stages of all of it, or P on its way from one warpgroup to the other;
-  // stages of base and of shift where rows are keys; barriers.
+  // results on their way out, if not through the place of X1; stages of base and of shift where rows are keys;
+  // barriers.
   static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
   static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
   static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
@@ -220,7 +223,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kPOffset = kDqOffset + 4 * kDqParts * kDqWarpBytes + kDqStages * kDqTileBytes;
   static constexpr int kPStages = kSharedRows ? 2 : 0;
   static constexpr int kPBytes = kBlockRows * kBlockColumns * 2;
-  static constexpr int kBaseOffset = kPOffset + kPStages * kPBytes;
+  static constexpr int kAfterP = kPOffset + kPStages * kPBytes;
+  static constexpr int kResultsOffset = kResultsApart ? kAfterP : kX1Offset;
+  static constexpr int kBaseOffset = kAfterP + (kResultsApart ? kX1Bytes : 0);
   static constexpr int kShiftOffset = kBaseOffset + kFirstStages * kValueBytes;
   static constexpr int kBarrierOffset = kShiftOffset + kSecondStages * kValueBytes;
   // Barriers in pairs, full and empty.

@@ -91,7 +91,7 @@ struct BackwardEntry {
     }
     if constexpr (kHasSinks) {
       if (status == ATTENTION_AUTOTUNER_OK) {
-        status = prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, kSinkSmemBytes, device, &resident);
+        status = prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, 0, device, &resident);
       }
     }
     if (status == ATTENTION_AUTOTUNER_OK) status = BiasGradient<Config>::prepare(device);
@@ -246,7 +246,7 @@ struct BackwardEntry {
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     if constexpr (kHasSinks) {
       if (p.dsinks != nullptr)
-        backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, kSinkSmemBytes, stream>>>(arguments);
+        backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, 0, stream>>>(arguments);
       status = cuda_status(cudaGetLastError());
       if (status != ATTENTION_AUTOTUNER_OK) return status;
     }
