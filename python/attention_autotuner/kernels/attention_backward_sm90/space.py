@@ -368,13 +368,13 @@ def _fits(shape: BackwardPassSm90Shape, spec: ArchSpec) -> bool:
 def _with_other_stages(
     problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchSpec
 ) -> Iterator[AttentionBackwardSm90Knobs]:
-    """A point of a fused pass, and where it takes one of :data:`~.suitability.STAGES` the same with each of the others.
+    """A point of a fused pass, and the same with the other stages that its issue order may have.
 
     None is ahead everywhere: on an H200 they are within 5 % of each other, in either order.
     """
     yield knobs
     (shape,) = shapes(Candidate.of(problem, knobs))
-    for first, ds_stages in suitability.stages(shape, knobs.keys.first_stages):
+    for first, ds_stages in suitability.stages(shape, shape.knobs.first_stages):
         made = _staged(shape, first, shape.knobs.second_stages, ds_stages)
         if made != shape and _fits(made, spec):
             yield replace(knobs, keys=made.knobs, dq_share=made.share)

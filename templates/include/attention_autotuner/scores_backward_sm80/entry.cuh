@@ -245,8 +245,7 @@ struct BackwardEntry {
     status = cuda_status(cudaGetLastError());
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     if constexpr (kHasSinks) {
-      if (p.dsinks != nullptr)
-        backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, 0, stream>>>(arguments);
+      if (p.dsinks != nullptr) backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, 0, stream>>>(arguments);
       status = cuda_status(cudaGetLastError());
       if (status != ATTENTION_AUTOTUNER_OK) return status;
     }
