@@ -245,7 +245,7 @@ def failure(row: Mapping[str, Any], label: str) -> str:
 
 
 def in_other_modes(row: Mapping[str, Any], trial: Trial) -> dict[str, Any] | None:
-    """What a row says of modes that a trial does not measure, and of which run; None where that is nothing."""
+    """The part of a row that is of modes that a trial does not measure, with its run; None where there is none."""
     modes = [mode for mode in row["modes"] if mode not in trial.modes]
     if not modes:
         return None

@@ -241,8 +241,8 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
     chosen, plain = H100().default(problem), H100().default(replace(PLAIN, direction=direction))
     assert chosen.kernel == f"attention_{direction}_sm90"
     assert chosen in H100().legal(problem)
-    own = (OWN_TILES if direction == "forward" else OWN_PASSES).get(kind, plain.knobs.label)
-    assert own in chosen.name
+    words = (OWN_TILES if direction == "forward" else OWN_PASSES).get(kind, plain.knobs.label)
+    assert words in chosen.name
     if direction == "backward":  # claimed, as plain ones
         few = H100().default(replace(problem, heads_q=4, heads_kv=4)).knobs
         assert chosen.knobs.dynamic

@@ -129,7 +129,7 @@ def claims_longer_steps(problem: Problem) -> bool:
 
 
 def claimed_adds(problem: Problem) -> tuple[DqAdd, ...]:
-    """How shares of dQ are added first where blocks of keys are claimed.
+    """Ways in which shares of dQ are added where blocks of keys are claimed, the fastest first.
 
     Sums that nobody clears pay, but for a softcap: on an H200, fp16, causal, 1422 us against 1525 without at d128 with
     4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64.
