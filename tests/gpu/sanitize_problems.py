@@ -74,7 +74,7 @@ CLAIMED: dict[str, tuple[dict[str, Any], str]] = {
     "packed": ({**WIDE, **FEATURES["packed"]}, "c64t3x2_keys2stored"),
     "swapped": ({**WIDE, "modifications": ("sinks",)}, "c80t3x2_keys1stored"),
 }
-LONG = {"seqlen_q": 8192, "seqlen_k": 8192}  # of a problem that is offered all of these
+LONG = 8192  # of a problem that is offered all of these
 DIRECTIONS: dict[str, dict[str, Any]] = {
     "forward": {"direction": "forward"},
     "backward": {"direction": "backward"},
@@ -94,11 +94,14 @@ def cases() -> dict[str, tuple[Problem, Candidate]]:
                 cases_of[f"{name}-{way}-{made.family}"] = (problem, made)
     for name, (feature, words) in CLAIMED.items():
         problem = replace(SMALL, **feature, direction="backward")
-        long = problem if problem.packed else replace(problem, **LONG)
-        dims = (problem.dim_qk, problem.dim_v)
-        made = first(long, dims, lambda name, words=words: words in name and "dynamic" in name)
-        cases_of[f"{name}-{OF_CLAIMED}"] = (problem, made)
+        long = problem if problem.packed else replace(problem, seqlen_q=LONG, seqlen_k=LONG)
+        cases_of[f"{name}-{OF_CLAIMED}"] = (problem, _claiming(long, words))
     return cases_of
+
+
+def _claiming(problem: Problem, words: str) -> Candidate:
+    dims = (problem.dim_qk, problem.dim_v)
+    return first(problem, dims, lambda name: words in name and "dynamic" in name)
 
 
 def _verified(
