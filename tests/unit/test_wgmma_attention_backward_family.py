@@ -115,6 +115,26 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
         assert all(item is None or item.issue_order != "by_turns" for item in keys)
 
 
+@pytest.mark.parametrize(
+    ("dims", "options", "stages"),
+    [
+        ((128, 128), {}, [("3x2", 1), ("3x2", 2), ("2x2", 2)]),
+        ((128, 128), {"window_size": (255, 0)}, [("2x2", 2), ("3x2", 2), ("3x2", 1)]),
+        ((64, 64), {}, [("3x2h", 2), ("3x2h", 1)]),
+        ((64, 64), {"modifications": ("alibi_slopes",)}, [("3x2h", 1), ("3x2h", 2)]),
+    ],
+)
+def test_claimed_blocks_are_offered_with_other_stages(
+    dims: tuple[int, int], options: dict[str, Any], stages: list[tuple[str, int]]
+) -> None:
+    problem = with_dims(dims, causal=True, **options)
+    order, by = ("t", "keys") if dims == (128, 128) else ("i", "own")
+    wanted = [f"fused_keys_g2c64{order}{ring}_{by}{of_ds}stored" for ring, of_ds in stages]
+    labels = [c.knobs.label for c in offered(problem) if "_dynamic" in c.knobs.label]
+    claimed = [words for label in labels for words in wanted if label.startswith(words)]
+    assert claimed == wanted
+
+
 @pytest.mark.parametrize(("dims", "queries"), [((64, 64), 1024), ((128, 128), 1000)])
 def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries: int) -> None:
     few = with_dims(dims, seqlen_q=queries, seqlen_k=queries, causal=True)

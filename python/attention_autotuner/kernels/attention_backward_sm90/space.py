@@ -374,7 +374,9 @@ def _with_other_stages(
     """
     yield knobs
     (shape,) = shapes(Candidate.of(problem, knobs))
-    for first, ds_stages in suitability.stages(shape, shape.knobs.first_stages):
+    # Where the first choice has fewer than the order asks for, this one brings them back.
+    asked = TURNS[0][1][0] if shape.knobs.issue_order == "by_turns" else shape.knobs.first_stages
+    for first, ds_stages in suitability.stages(shape, asked):
         made = _staged(shape, first, shape.knobs.second_stages, ds_stages)
         if made != shape and _fits(made, spec):
             yield replace(knobs, keys=made.knobs, dq_share=made.share)

@@ -36,9 +36,13 @@ EMPLOYED_TENTHS = 7  # of the SMs, that their blocks employ at least where fused
 
 
 def stages(shape: BackwardPassSm90Shape, first: int) -> tuple[Stages, ...]:
-    """Stages for S, where an issue order asks for ``first``, and of dS, the fastest ones of an H200 first.
+    """Stages for S and of dS, the fastest ones of an H200 first.
 
     A second stage of dS lets a warpgroup go ahead of the other, and what they load is then further apart.
+
+    Args:
+        shape: with the issue order; its stages do not matter.
+        first: stages for S that the order asks for.
     """
     both = tuple((first, ds_stages) for ds_stages in DS_STAGES)
     if shape.share is None:
