@@ -91,24 +91,26 @@ def test_defaults_by_head_dim(
 @pytest.mark.parametrize(
     ("seqlen", "words", "causal_words"),
     [
-        (512, "g2c64t3x2_keys1stored", "g2c64t3x2_keys1"),
-        (1024, "g2c64t3x2_keys1bulk", "g2c64t3x2_keys1"),
-        (2048, "g2c80t3x2_keys1bulk", "g2c64t3x2_keys1"),
-        (4096, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1"),
-        (8192, "g2c80t3x2_keys1bulk", "g2c80t3x2_keys1"),
+        (512, "g2c64t3x2_keys1", "g2c64t3x2_keys1"),
+        (1024, "g2c64t3x2_keys1", "g2c64t3x2_keys1"),
+        (2048, "g2c80t3x2_keys1", "g2c64t3x2_keys1"),
+        (4096, "g2c80t3x2_keys1", "g2c80t3x2_keys1"),
+        (8192, "g2c80t3x2_keys1", "g2c80t3x2_keys1"),
     ],
 )
 def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words: str) -> None:
     batch = 16384 // seqlen  # 16 waves of blocks of keys, as in the grid
     problem = with_dims((128, 128), batch=batch, seqlen_q=seqlen, seqlen_k=seqlen)
-    stored = "_early_gathered"
-    assert POLICY.default(problem).knobs.label == f"fused_keys_{words}_raster_persistent{stored}"
+    stored, early = "stored_raster_persistent_early_gathered", "_early_gathered"
+    even = f"fused_keys_{words}{stored}" + "_dynamic" * (seqlen >= 2048)
+    assert POLICY.default(problem).knobs.label == even
+    few = POLICY.default(replace(problem, batch=1, heads_q=4, heads_kv=4))
+    assert not few.knobs.dynamic
     causal = POLICY.default(replace(problem, causal=True))
-    claimed = f"fused_keys_{causal_words}stored_raster_persistent{stored}_dynamic"
-    assert causal.knobs.label == claimed
+    assert causal.knobs.label == f"fused_keys_{causal_words}{stored}_dynamic"
     ordered = POLICY.default(replace(problem, causal=True, deterministic=True))
     queries = "g2c80t3x2_keys1" if seqlen >= 4096 else "g2c64t3x2_keys2"
-    assert ordered.knobs.label == f"fused_keys_{queries}queued_raster{stored}"
+    assert ordered.knobs.label == f"fused_keys_{queries}queued_raster{early}"
     for other in ({"modifications": ("softcap",)}, {"op": "retnet", "mask": "decay"}):
         assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
         keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]
