@@ -90,7 +90,7 @@ struct DqShareSm90 {
   __device__ __forceinline__ static void add(Sums& sums, float* tile, int row, int column, uint32_t stage) {
     fence_accumulators(sums);
     float* const first = place(tile, row, column);
-    if constexpr (T::kBulkDq) wait_added();
+    if constexpr (T::kBulkDq) wait_for_reads();
     if constexpr (T::kStoredDq) stage += 4 * offset(row, column);
 #pragma unroll
     for (int g = 0; g < T::kDqMmaColumns / 8; ++g) {
@@ -125,11 +125,6 @@ struct DqShareSm90 {
     if constexpr (T::kSwapsDq) return (column / 16 + warp_in_warpgroup()) * (T::kBlockColumns / 8) * 128;
     constexpr int kTilesPerRow = T::kDepth / 8;
     return ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128;
-  }
-  // Until what this warp adds has been read from shared memory.
-  __device__ __forceinline__ static void wait_added() {
-    if (lane_index() == 0) tma_store_wait_read();
-    __syncwarp();
   }
 };
 

@@ -61,7 +61,7 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
       semaphore.release();
     }
     if (warp_arrives()) Base::release_rows(0);
-    if constexpr (T::kBulkDq) share.wait_added();
+    if constexpr (T::kBulkDq) wait_for_reads();
   }
 };
 

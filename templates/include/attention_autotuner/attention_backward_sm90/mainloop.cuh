@@ -329,7 +329,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       if constexpr (!kReleasesX0) Base::release_rows(0);
       if constexpr (T::kHasDs && !T::kTmaStores) Base::release_rows(1);
     }
-    if constexpr (T::kKeysDq && T::kBulkDq && !T::kTmaStores) share.wait_added();
+    if constexpr (T::kKeysDq && T::kBulkDq && !T::kTmaStores) wait_for_reads();
   }
 
   __device__ __forceinline__ void write() const {

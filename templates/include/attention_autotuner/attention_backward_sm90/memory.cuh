@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+
 namespace attention_autotuner::softmax_backward {
 
 // Contiguous bytes on their way into shared memory; both addresses and the size are multiples of 16.
@@ -49,6 +52,12 @@ __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.comm
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_written() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+// The latter of what a warp stores and adds by its first lane.
+template <int kPending = 0>
+__device__ __forceinline__ void wait_for_reads() {
+  if (lane_index() == 0) tma_store_wait_read<kPending>();
+  __syncwarp();
 }
 // Between what others stored by bulk copies, as this thread learned from a semaphore, and its own bulk copies.
 __device__ __forceinline__ void fence_bulk_copies() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }

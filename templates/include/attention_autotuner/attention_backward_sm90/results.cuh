@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/attention_backward_sm90/memory.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -19,13 +20,6 @@
 namespace attention_autotuner::softmax_backward {
 
 inline constexpr int kStoredRows = 16;  // of a TMA tile, those of a warp
-
-// Until shared memory has been read for what this warp stored, but for so many of the latest copies of its first lane.
-template <int kPending = 0>
-__device__ __forceinline__ void wait_for_reads() {
-  if (lane_index() == 0) tma_store_wait_read<kPending>();
-  __syncwarp();
-}
 
 // A result of this warp's 16 rows, on its way through this warp's part of the place of results, which nothing else
 // reads any more. A TMA tile does not end with a packed sequence.
