@@ -148,8 +148,7 @@ class SuiteFile:
 
     def _keys_of(self, trial: Trial) -> list[str]:
         """The rows of a trial's case that have some of its modes."""
-        same = (f"{trial.case.name} {mode} {trial.problem.dtype}" for mode in MODES)
-        held = [key for key in same if key in self._rows]
+        held = [key for mode in MODES if (key := trial.key_from(mode)) in self._rows]
         return [key for key in held if not set(trial.modes).isdisjoint(self._rows[key]["modes"])]
 
     def document(self) -> Document:
@@ -258,7 +257,7 @@ def in_other_modes(row: Mapping[str, Any], trial: Trial) -> dict[str, Any] | Non
 
     return {
         **row,
-        "key": f"{trial.case.name} {modes[0]} {trial.problem.dtype}",
+        "key": trial.key_from(modes[0]),
         "modes": modes,
         "ours": next(name for name in row["entries"] if kept(name)),
         **{part: {n: v for n, v in row[part].items() if kept(n)} for part in ("entries", "ratios")},

@@ -128,7 +128,11 @@ class Trial:
     @property
     def key(self) -> str:
         """Its name in a result file."""
-        return f"{self.case.name} {self.modes[0]} {self.problem.dtype}"
+        return self.key_from(self.modes[0])
+
+    def key_from(self, mode: Mode) -> str:
+        """The name of a row of the same case whose modes begin with that one."""
+        return f"{self.case.name} {mode} {self.problem.dtype}"
 
 
 def row_label(problem: Problem) -> str:

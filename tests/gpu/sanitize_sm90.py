@@ -55,7 +55,11 @@ WGMMA: dict[str, Candidate] = {
         (128, 128),
         lambda name: "t3x2_keys2bulk_lpt_early" in name,
     ),
-    "wgmma-backward-turns-swapped": _default(replace(GRADIENTS, causal=False), (128, 128)),
+    "wgmma-backward-turns-swapped": first(
+        replace(GRADIENTS, causal=False),
+        (128, 128),
+        lambda name: "c80t3x2_keys1bulk_raster_persistent_early" in name and "dynamic" not in name,
+    ),
     "wgmma-backward-shared-keys": _default(GRADIENTS, (256, 256)),
     "wgmma-backward-stored": _default(replace(GRADIENTS, seqlen_q=512, seqlen_k=512), (128, 128)),
     "wgmma-backward-stored-own-bf16": first(

@@ -114,8 +114,9 @@ def greatest(suite: str, baseline: str) -> str:
 def _mean_at(dim: int, name: str) -> str:
     """The grid's geometric mean of a ratio at one head dim."""
     rows = result("attention_backward")["rows"]
-    ratios = [row["ratios"] for row in rows if row["problem"].get("dim_qk", 128) == dim]
-    return f"{geometric_mean([x[name]['ratio'] for x in ratios if name in x]):.2f}"
+    backward = [row for row in rows if "backward" in row["modes"]]
+    ratios = [row["ratios"] for row in backward if row["problem"].get("dim_qk", 128) == dim]
+    return f"{geometric_mean([x[name]['ratio'] for x in ratios]):.2f}"
 
 
 def _over_compiled(mode: str) -> list[str]:

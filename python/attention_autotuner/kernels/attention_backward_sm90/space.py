@@ -231,9 +231,8 @@ def _points(
                 block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
             )
             knobs = _fitted(problem, spec, "fused", plain, of_pass, cta_order, dq_share=share)
-            staged = iter((knobs,))
-            if early:
-                staged = _with_other_stages(problem, _launched(knobs, True), spec)
+            launched = _launched(knobs, early)
+            staged = _with_other_stages(problem, launched, spec) if early else (launched,)
             for point in staged:
                 if point not in seen and (point.deterministic or not problem.deterministic):
                     seen.add(point)

@@ -128,11 +128,10 @@ def claims_longer_steps(problem: Problem) -> bool:
     against 762 in a window, 672 against 635 with documents, a tie in packed sequences.
     """
     mods = set(problem.modifications) | set(problem.compiled_modifications)
-    few = not mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
-    least = LONG_CLAIMED_ROWS if mods <= SINKS else LONG_MODIFIED_ROWS
-    if not problem.causal and mods <= SINKS:
-        least = LONG_EVEN_ROWS
-    return not few and problem.seqlen_q >= least
+    if mods <= SINKS:
+        return problem.seqlen_q >= (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
+    many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
+    return many_steps and problem.seqlen_q >= LONG_MODIFIED_ROWS
 
 
 def _is_long(problem: Problem) -> bool:

@@ -172,6 +172,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   __device__ __forceinline__ uint32_t cleared(int producer) const { return smem + T::kClearedOffset + 8 * producer; }
   __device__ __forceinline__ uint32_t x0_tile() const { return smem; }
   __device__ __forceinline__ uint32_t x1_tile() const { return smem + T::kX1Offset; }
+  __device__ __forceinline__ uint32_t results_tile() const { return smem + T::kResultsOffset; }
   __device__ __forceinline__ uint32_t y0_tile(int stage) const { return smem + T::kY0Offset + stage * T::kY0Bytes; }
   __device__ __forceinline__ uint32_t y1_tile(int stage) const { return smem + T::kY1Offset + stage * T::kY1Bytes; }
   __device__ __forceinline__ uint32_t mask_tile(int stage) const {

@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_through(Consumer const& consumer, float co
     }
     row += consumer.sequence.first_key;
   }
-  uint32_t const tile = consumer.smem + T::kResultsOffset;
+  uint32_t const tile = consumer.results_tile();
   int const key = lane_index() & 7, here = first + (lane_index() & 8) + key;
 #pragma unroll
   for (int i = 0; i < Registers / 8; ++i) {
