@@ -124,6 +124,7 @@ def test_attention_forward_is_right(
     [
         {"mainloop": "overlap_flat", "schedule": "static"},
         {"mainloop": "serial", "output": "direct"},
+        {"mainloop": "scores_first", "ping_pong": True},
         {"mainloop": "strict", "q_stages": 1, "schedule": "grid", "optimistic": False},
     ],
     ids=lambda knobs: knobs["mainloop"],

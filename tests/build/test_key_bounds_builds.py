@@ -36,6 +36,7 @@ KNOBS: dict[str, ForwardKnobs | AttentionForwardSm90Knobs] = {
     "overlap": WGMMA,
     "flat": replace(WGMMA, mainloop="overlap_flat"),
     "serial": replace(WGMMA, mainloop="serial", ping_pong=True),
+    "scores_first": replace(WGMMA, mainloop="scores_first", ping_pong=True),
     "strict": replace(WGMMA, mainloop="strict", output="direct"),
 }
 

@@ -79,7 +79,7 @@ CLAIMED_AHEAD = replace(
 KNOBS: dict[str, Any] = {
     "overlap": FORWARD,
     "exact_flat": replace(FORWARD, mainloop="overlap_flat", optimistic=False),
-    "turns": replace(FORWARD, warpgroups=3, mainloop="serial", ping_pong=True),
+    "turns": replace(FORWARD, warpgroups=3, mainloop="scores_first", ping_pong=True),
     "strict": replace(FORWARD, mainloop="strict", q_stages=1),
     "stream": STREAM,
     "fused": FUSED,

@@ -93,7 +93,7 @@ def test_what_is_learned_does_better_on_problems_left_out(
     few: list[Search], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(learning, "FOLDS", 3)
+    monkeypatch.setattr(learning, "FOLDS", 4)
     (analytic, *_), (after, *_) = learning.compared(few)
     assert learning.helps(analytic, after)
     assert after.rms < 0.9 * analytic.rms

@@ -218,12 +218,8 @@ def test_kernels_without_a_modification_are_not_offered(policy: Any, direction: 
 
 # Where searches on an H200 have chosen others than for the plain problem, at head dim 128 and causal.
 OWN_TILES = {
-    "alibi": "g2n128_overlap_flat",
-    "sinks": "g2n128_overlap_flat",
-    "bias": "g3n80_serial_optimistic_turns",
-    "softcap": "g3n80_serial_optimistic_turns",
-    "window": "g3n64_serial_optimistic_free",
-    "bent": "g3n64_serial_optimistic_free",
+    "alibi": "g3n80_scores_first_optimistic_turns",
+    "bias": "g3n80_scores_first_optimistic_turns",
 }
 OWN_PASSES = {
     "alibi": "g2c64t3x2_keys1stored",
@@ -268,13 +264,13 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
 @pytest.mark.parametrize(
     ("shape", "tile"),
     [
-        ((64, 2047, False), "g4n64_serial_optimistic_turns"),
-        ((64, 2048, False), "g3n128_serial_optimistic_free"),
-        ((64, 4096, True), "g4n64_serial_optimistic_turns"),
-        ((64, 8192, True), "g3n128_serial_optimistic_free"),
+        ((64, 8191, False), "g4n64_scores_first_optimistic_turns"),
+        ((64, 8192, False), "g3n128_serial_optimistic_free"),
+        ((64, 16383, True), "g4n64_scores_first_optimistic_turns"),
+        ((64, 16384, True), "g3n128_serial_optimistic_free"),
         ((128, 1024, False), "g2n128_overlap_optimistic_free"),
-        ((128, 2048, False), "g3n64_serial_optimistic_free"),
-        ((128, 512, True), "g3n64_serial_optimistic_free"),
+        ((128, 2048, False), "g3n64_scores_first_optimistic_turns"),
+        ((128, 512, True), "g3n64_scores_first_optimistic_turns"),
     ],
 )
 def test_forward_defaults_follow_lengths(shape: tuple[int, int, bool], tile: str) -> None:

@@ -256,8 +256,8 @@ def test_ids_and_prefixes_reach_the_params(
 @pytest.mark.parametrize(
     ("direction", "dim", "words"),
     [
-        ("forward", 128, "g3n64_serial_optimistic_turns"),
-        ("forward", 64, "g4n64_serial_optimistic_turns"),
+        ("forward", 128, "g3n64_scores_first_optimistic_turns"),
+        ("forward", 64, "g4n64_scores_first_optimistic_turns"),
         ("backward", 128, "t3x2_keys1stored_raster_persistent_early_gathered_dynamic"),
         ("backward", 64, "own1stored_raster_persistent_early_gathered_dynamic"),
     ],

@@ -55,24 +55,25 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
 @pytest.mark.parametrize(
     ("dims", "words"),
     [
-        ((64, 64), "g3n128_serial_optimistic_free_q2k3v3_oq"),
-        ((80, 80), "g3n96_serial_optimistic_free_q2k2v2_oq"),
-        ((96, 96), "g3n80_serial_optimistic_free_q2k3v3_oq"),
-        ((112, 112), "g3n64_serial_optimistic_free_q2k3v3_oq"),
-        ((128, 128), "g3n64_serial_optimistic_free_q2k3v3_oq"),
-        ((128, 256), "g2n80_overlap_optimistic_free_q2k2v2_od"),
-        ((256, 128), "g2n96_overlap_optimistic_free_q1k2v2_od"),
+        ((64, 64), "g4n64_scores_first_optimistic_turns_q2k3v3_oq"),
+        ((80, 80), "g3n96_serial_optimistic_turns_q2k2v2_oq"),
+        ((96, 96), "g3n96_scores_first_optimistic_turns_q2k2v2_oq"),
+        ((112, 112), "g3n96_scores_first_optimistic_turns_q2k2v2_oq"),
+        ((128, 128), "g3n64_scores_first_optimistic_turns_q2k3v3_oq"),
+        ((192, 128), "g3n64_scores_first_optimistic_turns_q2k2v2_oq"),
+        ((128, 256), "g2n64_overlap_flat_optimistic_free_q2k3v3_od"),
+        ((256, 128), "g2n64_overlap_optimistic_free_q2k2v2_oq"),
         ((256, 256), "g2n64_overlap_optimistic_free_q1k2v2_od"),
     ],
 )
 def test_defaults_are_those_that_were_measured(dims: tuple[int, int], words: str) -> None:
-    schedule = "dynamic" if dims == (128, 128) else "static"
+    schedule = "dynamic" if dims in ((80, 80), (128, 128)) else "static"
     assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_{schedule}"
 
 
 def test_every_main_loop_and_schedule_is_offered() -> None:
     knobs = [knobs_of(candidate) for dims in DIMS for candidate in offered(with_dims(dims))]
-    assert {k.mainloop for k in knobs} == {"strict", "serial", "overlap", "overlap_flat"}
+    assert {k.mainloop for k in knobs} == {"serial", "scores_first", "overlap", "overlap_flat"}
     assert {k.schedule for k in knobs} == {"grid", "static", "dynamic"}
     assert {k.output for k in knobs} == {"through_q", "direct"}
     assert {k.warpgroups for k in knobs} == {2, 3, 4}

@@ -32,7 +32,7 @@ def step_clks(
         softmax *= fit.attention_sm90_softmax_share * modified_softmax(problem)
         if not knobs.optimistic:
             softmax *= fit.attention_sm90_exact_share
-        if knobs.mainloop != "serial":
+        if knobs.mainloop not in ("serial", "scores_first"):
             softmax *= fit.attention_sm90_overlap_share
     # The softmax of some warpgroups runs beside the MMAs of others.
     sharpness = fit.attention_sm90_sharpness

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
-from ...core.identity import LATER
+from ...core.identity import LATER, later_words
 from ..shared.knobs import Sm90Knobs, Warpgroups
 from ..shared.sm90_rules import MODIFICATIONS
 from ..shared.split_kv import check_splits, split_words
 
-Mainloop = Literal["strict", "serial", "overlap", "overlap_flat"]
+Mainloop = Literal["strict", "serial", "scores_first", "overlap", "overlap_flat"]
 Output = Literal["through_q", "direct"]
 Schedule = Literal["grid", "static", "dynamic"]
 
@@ -27,6 +27,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
         block_n: key rows of one step of the main loop.
         mainloop: the order of scores, softmax and output of a warpgroup. ``strict``: one tile of keys after the other;
             ``serial``: the output of one tile and the scores of the next in flight together, the softmax alone;
+            ``scores_first``: the same with the scores issued first, and modified while the output is in flight;
             ``overlap``: the softmax of the next tile while the output of one is in flight; ``overlap_flat``: the same
             across tiles of rows as well.
         optimistic: exponentials are taken with the maximum of the tile before, and again where that was too low.
@@ -59,7 +60,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
 
     warpgroups: int
     block_n: int
-    mainloop: Mainloop
+    mainloop: Mainloop = field(metadata=later_words("scores_first"))
     optimistic: bool = True
     ping_pong: bool = False
     q_stages: int = 2

@@ -8,7 +8,6 @@ from itertools import product
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
-from ...core.modifications import SPANS
 from ...core.problem import Problem
 from ..shared.passes import first_legal, points_of
 from ..shared.split_kv import keys_should_split, queries_are_few, rows_of_group, split_counts
@@ -18,17 +17,8 @@ from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAG
 
 Variation = tuple[bool, bool, Schedule]  # optimistic, ping_pong, schedule
 
-BY_TURNS: tuple[Variation, ...] = (
-    (True, False, "dynamic"),
-    (True, False, "static"),
-    (True, True, "dynamic"),
-    (True, True, "static"),
-)
-FLAT: tuple[Variation, ...] = (
-    (True, False, "dynamic"),
-    (True, False, "static"),
-    (False, False, "dynamic"),
-)
+FREE: tuple[Variation, ...] = ((True, False, "dynamic"), (True, False, "static"))
+BY_TURNS: tuple[Variation, ...] = ((True, True, "dynamic"), (True, True, "static"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +33,12 @@ class AttentionForwardSm90Space:
     """
 
     plans: tuple[tuple[int, Mainloop, tuple[Variation, ...]], ...] = (
-        (2, "overlap", (*FLAT, (True, False, "grid"))),
-        (2, "overlap_flat", FLAT),
-        (3, "serial", BY_TURNS),
-        (3, "overlap", BY_TURNS[:2]),
+        (2, "overlap", (*FREE, (False, False, "dynamic"), (True, False, "grid"))),
+        (2, "overlap_flat", FREE),
+        (3, "serial", (*FREE, *BY_TURNS[:1])),
+        (3, "scores_first", (*FREE[:1], *BY_TURNS)),
         (4, "serial", BY_TURNS),
-        (4, "strict", BY_TURNS),
+        (4, "scores_first", (*FREE, *BY_TURNS)),
     )
     block_n: tuple[int, ...] = (128, 96, 80, 64)
     ends: tuple[tuple[int, Output], ...] = (
@@ -79,7 +69,7 @@ class Preference:
     plan: tuple[int, Mainloop]
     block_n: tuple[int, ...]
     ping_pong: bool = False
-    least_keys: tuple[int | None, int] = (0, 0)
+    least_keys: tuple[int | None, int | None] = (0, 0)
     modifications: frozenset[str] | None = None
     claims: bool = False
 
@@ -105,57 +95,41 @@ PREFERENCES: tuple[Preference, ...] = (
         plan=(4, "serial"),
         block_n=(64,),
         ping_pong=True,
-        least_keys=(None, 0),
-        modifications=frozenset((SPANS,)),
-    ),
-    Preference(up_to=(64, 64), plan=(3, "serial"), block_n=(128,), least_keys=(2048, 8192)),
-    Preference(up_to=(64, 64), plan=(4, "serial"), block_n=(64,), ping_pong=True),
-    Preference(up_to=(80, 80), plan=(3, "serial"), block_n=(96,)),
-    Preference(up_to=(96, 96), plan=(3, "serial"), block_n=(80,)),
-    Preference(up_to=(112, 112), plan=(3, "serial"), block_n=(64,)),
-    Preference(
-        up_to=(128, 128),
-        plan=(2, "overlap_flat"),
-        block_n=(128,),
-        least_keys=(None, 0),
-        modifications=frozenset(("alibi_slopes", "sinks")),
+        modifications=frozenset(("softcap",)),
     ),
     Preference(
-        up_to=(128, 128),
+        up_to=(64, 64),
         plan=(3, "serial"),
-        block_n=(80, 64),
-        ping_pong=True,
-        least_keys=(None, 0),
-        modifications=frozenset(("bias_table",)),
+        block_n=(128,),
+        least_keys=(8192, 16384),
+        modifications=frozenset(),
     ),
+    Preference(up_to=(64, 64), plan=(4, "scores_first"), block_n=(64,), ping_pong=True),
+    Preference(up_to=(80, 80), plan=(3, "serial"), block_n=(96,), ping_pong=True, claims=True),
+    Preference(up_to=(112, 112), plan=(3, "scores_first"), block_n=(96,), ping_pong=True),
     *(
         Preference(
             up_to=(128, 128),
-            plan=(3, "serial"),
+            plan=(3, "scores_first"),
             block_n=(80,),
             ping_pong=True,
-            least_keys=(None, 4096),
-            modifications=modifications,
+            least_keys=(None, least),
+            modifications=frozenset(modifications),
         )
-        for modifications in (frozenset[str](), frozenset(("softcap",)))
+        for least, modifications in ((8192, ("softcap",)), (0, ("alibi_slopes", "bias_table")))
     ),
     Preference(
         up_to=(128, 128),
-        plan=(3, "serial"),
+        plan=(3, "scores_first"),
         block_n=(64,),
         ping_pong=True,
-        least_keys=(None, 0),
-        modifications=frozenset(("softcap", SPANS)),
-    ),
-    Preference(
-        up_to=(128, 128),
-        plan=(3, "serial"),
-        block_n=(64,),
         least_keys=(2048, 0),
         claims=True,
     ),
-    Preference(up_to=(192, 256), plan=(2, "overlap"), block_n=(128, 96, 80)),
-    Preference(up_to=(256, 256), plan=(2, "overlap"), block_n=(128, 96, 64)),
+    Preference(up_to=(128, 128), plan=(2, "overlap"), block_n=(128,)),
+    Preference(up_to=(192, 128), plan=(3, "scores_first"), block_n=(64, 96), ping_pong=True),
+    Preference(up_to=(128, 256), plan=(2, "overlap_flat"), block_n=(64, 80)),
+    Preference(up_to=(256, 256), plan=(2, "overlap"), block_n=(64, 96, 128)),
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
 LEAST_QUERIES = 64  # rows of a warpgroup: with fewer, most of its MMAs are wasted

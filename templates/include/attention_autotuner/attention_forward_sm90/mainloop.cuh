@@ -192,9 +192,8 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     release_v();
   }
 
-  // QK of one tile of keys, then PV of the one before. The next P is left for pack_next(). Returns whether O has to be
-  // multiplied with `factor`.
-  __device__ __forceinline__ bool step_overlap(WorkTile const& tile, int key_tile, int accumulate, bool new_tile) {
+  // QK of one tile of keys, then PV of the one before: leaves the scores, modified, and PV in flight.
+  __device__ __forceinline__ void scores_then_output(WorkTile const& tile, int key_tile, int accumulate) {
     wait_k();
     wait_turn();
     issue_scores();
@@ -204,16 +203,24 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     warpgroup_wait<1>();
     fence_accumulators(s);
     finish_scores(tile, key_tile);
+  }
+  __device__ __forceinline__ void finish_output() {
+    warpgroup_wait<0>();
+    fence_accumulators(s);
+    fence_accumulators(o);
+    release_v();
+  }
+
+  // The softmax beside PV. The next P is left for pack_next(). Returns whether O has to be multiplied with `factor`.
+  __device__ __forceinline__ bool step_overlap(WorkTile const& tile, int key_tile, int accumulate, bool new_tile) {
+    scores_then_output(tile, key_tile, accumulate);
     bool due;
     if constexpr (T::kOptimistic) {
       due = Base::optimistic_softmax(next_p, !new_tile);
     } else {
       due = Base::exact_scores();
     }
-    warpgroup_wait<0>();
-    fence_accumulators(s);
-    fence_accumulators(o);
-    release_v();
+    finish_output();
     return due;
   }
   __device__ __forceinline__ void pack_next() {
@@ -241,6 +248,12 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     fence_accumulators(s);
     fence_accumulators(o);
     finish_scores(tile, key_tile);
+    if (scores_to_p(true)) rescale_output();
+  }
+  // Only what modifies scores runs beside PV.
+  __device__ __forceinline__ void step_scores_first(WorkTile const& tile, int key_tile, int accumulate) {
+    scores_then_output(tile, key_tile, accumulate);
+    finish_output();
     if (scores_to_p(true)) rescale_output();
   }
   // One tile of keys from beginning to end, so that P takes the registers of the scores.
@@ -304,6 +317,8 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       for (int key_tile = last_key_tile() - 1; key_tile >= first_key_tile(); --key_tile) {
         if constexpr (T::kMainloop == Mainloop::kSerial) {
           step_serial(tile, key_tile, accumulate);
+        } else if constexpr (T::kMainloop == Mainloop::kScoresFirst) {
+          step_scores_first(tile, key_tile, accumulate);
         } else {
           if (step_overlap(tile, key_tile, accumulate, false)) rescale_output();
           pack_next();

@@ -156,37 +156,37 @@ struct AttentionForwardSm90Softmax
     for (int i = 0; i < T::kBlockN / 4; ++i) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
   }
 
+  // packed <- exp2(s c - m), summed in `part`.
+  __device__ __forceinline__ void exponentiate_to(uint32_t (&packed)[T::kBlockN / 4], float (&part)[2]) const {
+    float const c = arguments.exponent_scale;
+    part[0] = part[1] = 0.0f;
+#pragma unroll
+    for (int g = 0; g < T::kBlockN / 8; ++g) {
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -exponent_base(e / 2)));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        part[half] += x[2 * half] + x[2 * half + 1];
+        packed[2 * g + half] = pack_pair<Element>(x[2 * half], x[2 * half + 1]);
+      }
+    }
+  }
   // Exponentials straight to `packed`, with the maximum of the tile before unless that is not `known` or the sums say
   // that it was too low: the scores are still there then. Returns whether O has to be multiplied with `factor`.
   __device__ __forceinline__ bool optimistic_softmax(uint32_t (&packed)[T::kBlockN / 4], bool known) {
-    float const c = arguments.exponent_scale;
-    bool exact = !known;
-#pragma unroll 1
-    while (true) {
-      if (exact) {
-        float most[2];
-        row_maximum(most);
-        raise_maximum(most);
-      }
-      float part[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int g = 0; g < T::kBlockN / 8; ++g) {
-        float x[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -exponent_base(e / 2)));
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          part[half] += x[2 * half] + x[2 * half + 1];
-          packed[2 * g + half] = pack_pair<Element>(x[2 * half], x[2 * half + 1]);
-        }
-      }
-      if (exact || __all_sync(0xffffffffu, part[0] <= kSumLimit && part[1] <= kSumLimit)) {
-        sum[0] += part[0];
-        sum[1] += part[1];
-        return exact;
-      }
-      exact = true;
+    float part[2];
+    if (known) exponentiate_to(packed, part);
+    bool const exact = !known || !__all_sync(0xffffffffu, part[0] <= kSumLimit && part[1] <= kSumLimit);
+    if (exact) {
+      float most[2];
+      row_maximum(most);
+      raise_maximum(most);
+      exponentiate_to(packed, part);
     }
+    sum[0] += part[0];
+    sum[1] += part[1];
+    return exact;
   }
   // The softmax of a tile whose P takes the place of the last: `known` as above. No MMA may be in flight.
   __device__ __forceinline__ bool scores_to_p(bool known) {

@@ -18,6 +18,7 @@ enum class Schedule { kGrid, kStatic, kDynamic };
 enum class Mainloop {
   kStrict,       // S(j), softmax, O(j), so that P takes the registers of the scores
   kSerial,       // O(j) then S(j+1) in flight together, the softmax with neither
+  kScoresFirst,  // S(j+1) then O(j) in flight together, modifications beside O(j), the softmax with neither
   kOverlap,      // S(j+1) then O(j), the softmax of j+1 while O(j) runs; drained between tiles of rows
   kOverlapFlat,  // the same, and the first S of the next tile of rows is issued before the last O of this one
 };
