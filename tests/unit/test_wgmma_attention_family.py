@@ -71,6 +71,18 @@ def test_defaults_are_those_that_were_measured(dims: tuple[int, int], words: str
     assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_{schedule}"
 
 
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_tiles_that_leave_sms_idle_have_fewer_rows(dim: int) -> None:
+    """With 16 heads 8 blocks of 128 rows are at most one tile for each of 132 SMs, and 9 are more."""
+    problem = with_dims((dim, dim), batch=1, causal=True)
+    blocks = [
+        knobs_of(POLICY.default(replace(problem, seqlen_q=rows, seqlen_k=rows))).block_m
+        for rows in (200, 1024, 1025)
+    ]
+    assert blocks[:2] == [128, 128]
+    assert blocks[2] > 128
+
+
 def test_every_main_loop_and_schedule_is_offered() -> None:
     knobs = [knobs_of(candidate) for dims in DIMS for candidate in offered(with_dims(dims))]
     assert {k.mainloop for k in knobs} == {"serial", "scores_first", "overlap", "overlap_flat"}

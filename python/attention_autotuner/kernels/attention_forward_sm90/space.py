@@ -63,6 +63,7 @@ class Preference:
         modifications: it holds for problems with these, or some of them, and no others; where empty, for those
             without; None: for all.
         claims: CTAs claim tiles without a causal mask, too, where there are more tiles than SMs.
+        idle: it holds where SMs are left without one of its tiles, which larger tiles would leave to more of them.
     """
 
     up_to: tuple[int, int]
@@ -72,14 +73,17 @@ class Preference:
     least_keys: tuple[int | None, int | None] = (0, 0)
     modifications: frozenset[str] | None = None
     claims: bool = False
+    idle: bool = False
 
-    def holds(self, problem: Problem) -> bool:
-        """True for the problems that the row is about."""
+    def holds(self, problem: Problem, spec: ArchSpec) -> bool:
+        """True for the problems that the row is about, on a GPU."""
         dim_qk, dim_v = self.up_to
         if problem.padded_dim_qk > dim_qk or problem.padded_dim_v > dim_v:
             return False
         least = self.least_keys[problem.causal]
         if least is None or problem.seqlen_k < least:
+            return False
+        if self.idle and (problem.packed or _tiles(problem, self.plan[0]) > spec.num_sms):
             return False
         modified = frozenset(problem.compiled_modifications)
         if self.modifications is None or not modified:
@@ -90,6 +94,7 @@ class Preference:
 STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
+    Preference(up_to=(128, 128), plan=(2, "overlap"), block_n=(128,), idle=True),
     Preference(
         up_to=(64, 64),
         plan=(4, "serial"),
@@ -161,7 +166,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
     if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
         return _default_stream(problem, spec)
-    for row in filter(lambda row: row.holds(problem), PREFERENCES):
+    for row in filter(lambda row: row.holds(problem, spec), PREFERENCES):
         schedule = _schedule(problem, row.plan[0], spec, claims=row.claims)
         variation = (True, row.ping_pong, schedule)
         for block_n in row.block_n:
@@ -217,10 +222,14 @@ def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
     if problem.packed or problem.spanned:
         return "dynamic"  # as lengths differ
-    row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
-    tiles = row_blocks * problem.heads_q * problem.batch
     uneven = problem.causal or claims
-    return "dynamic" if uneven and tiles > spec.num_sms else "static"
+    return "dynamic" if uneven and _tiles(problem, warpgroups) > spec.num_sms else "static"
+
+
+def _tiles(problem: Problem, warpgroups: int) -> int:
+    """Tiles of rows of a launch."""
+    row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
+    return row_blocks * problem.heads_q * problem.batch
 
 
 def _of_tile(
