@@ -39,8 +39,14 @@ BASE = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=333)
 SEVERAL = ("bent", "biased", "all")  # kinds with several modifications
 VARIANTS: tuple[tuple[str, str], ...] = (
     *(
-        ("forward", word)
-        for word in ("overlap_flat", "g3n64_serial", "g3n64_scores_first_.*turns", "split")
+        ("forward", words)
+        for words in (
+            "overlap_flat",
+            "g3n128_serial",
+            "g4n64_serial_.*turns",
+            "g4n64_scores_first_.*turns",
+            "split",
+        )
     ),
     *(("backward", word) for word in ("fused_.*own2bulk", "ordered", "two_pass")),
 )
@@ -63,15 +69,15 @@ class Case:
         return " ".join([self.problem.describe(), self.family, self.pattern]).strip()
 
     def candidate(self, present: Policy) -> Candidate:
-        """The kernel, or the default on a GPU without that family."""
-        if not self.family:
+        """The kernel, or the default on a GPU without that family.
+
+        Raises:
+            StopIteration: the family has no kernel of such a name.
+        """
+        members = [c for c in present.legal(self.problem) if c.family == self.family]
+        if not members:
             return present.default(self.problem)
-        fitting = (
-            c
-            for c in present.legal(self.problem)
-            if c.family == self.family and re.search(self.pattern, c.name)
-        )
-        return next(fitting, None) or present.default(self.problem)
+        return next(c for c in members if re.search(self.pattern, c.name))
 
 
 def cases() -> Iterator[Case]:

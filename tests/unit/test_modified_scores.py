@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,6 +39,7 @@ from benchmarks import calls
 from benchmarks.baselines import BASELINES
 from benchmarks.suites import shape
 from tests.fake_kernels import params_of_launches, serve_fakes
+from tests.gpu import test_score_modifications as on_device
 from tests.numerics.score_modifications import KINDS, formula
 
 HEADS = 4
@@ -277,6 +279,27 @@ def test_forward_defaults_follow_lengths(shape: tuple[int, int, bool], tile: str
     dim, length, causal = shape
     sizes: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dim_qk": dim, "dim_v": dim}
     assert tile in H100().default(Problem(batch=4, causal=causal, **sizes)).name
+
+
+@pytest.mark.parametrize(
+    ("dim", "length", "tile"),
+    [
+        (64, 4096, "g4n64_serial_optimistic_turns"),
+        (128, 8191, "g3n64_scores_first_optimistic_turns"),
+        (128, 8192, "g3n80_scores_first_optimistic_turns"),
+    ],
+)
+def test_forward_defaults_under_a_softcap_follow_lengths(dim: int, length: int, tile: str) -> None:
+    sizes: dict[str, Any] = {"seqlen_q": length, "seqlen_k": length, "dim_qk": dim, "dim_v": dim}
+    problem = Problem(batch=4, causal=True, modifications=("softcap",), **sizes)
+    assert tile in H100().default(problem).name
+
+
+def test_variants_that_a_gpu_verifies_are_offered() -> None:
+    variants = [case for case in on_device.cases() if case.pattern]
+    assert len(variants) == 2 * len(on_device.VARIANTS)
+    for case in variants:
+        assert re.search(case.pattern, case.candidate(H100()).name), case
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -63,7 +63,7 @@ class Preference:
         modifications: it holds for problems with these, or some of them, and no others; where empty, for those
             without; None: for all.
         claims: CTAs claim tiles without a causal mask, too, where there are more tiles than SMs.
-        idle: it holds where SMs are left without one of its tiles, which larger tiles would leave to more of them.
+        idle: it holds where its tiles are at most one an SM, so that larger ones would employ fewer SMs.
     """
 
     up_to: tuple[int, int]

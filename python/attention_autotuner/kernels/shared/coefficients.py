@@ -28,8 +28,8 @@ class Coefficients:
     - ``wgmma_``: fitted to the times of ``scores_backward_sm90`` in the searches and records on an H200
       (benchmarks/results/nvidia-h200).
     - ``attention_sm90_``: fitted to 600 times of 78 problems on an H200, attention's and retnet's with a mask, prompts
-      and decoding (benchmarks/results/nvidia-h200/records.jsonl.xz), which they meet within 10 % (root mean square)
-      under that GPU's measured spec.
+      and decoding (benchmarks/results/nvidia-h200/records.jsonl.xz), which they met within 10 % (root mean square)
+      under that GPU's measured spec; times of later kernels in that file are within 17 %.
     - ``gradient_sm90_``: fitted to 660 times of 53 problems in the same file, which they meet within 8 %.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
@@ -74,7 +74,8 @@ class Coefficients:
         attention_sm90_rate: share of the spec's clock that a GPU keeps under a dense stream of wgmma.
         attention_sm90_softmax_share: clocks of a softmax over those of its exponentials alone.
         attention_sm90_exact_share: clocks of a softmax that takes its maximum first, over those without.
-        attention_sm90_overlap_share: clocks of a softmax in other main loops, over those in ``serial``.
+        attention_sm90_overlap_share: clocks of a softmax in other main loops, over those in ``serial`` and
+            ``scores_first``.
         attention_sm90_sharpness: as ``unit_sharpness``, of the MMAs and the softmax of several warpgroups.
         attention_sm90_step_clk: clocks of a step beside these.
         attention_sm90_output_clk: clocks that a tile of rows takes to leave, for 128 columns of O.
