@@ -116,8 +116,7 @@ struct AttentionForwardSm90Entry {
     cuuint32_t const steps[5] = {1, 1, 1, 1, 1};
     return TmaDescriptors::encode.load(std::memory_order_relaxed)(
                &described.descriptor, kType, 5, p.q.data, sizes, strides, tile, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+               CU_TENSOR_MAP_SWIZZLE_128B, kL2Promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   }
 
   static int32_t check(Params const& p) {
