@@ -221,7 +221,7 @@ def test_kernels_without_a_modification_are_not_offered(policy: Any, direction: 
 # Where searches on an H200 have chosen others than for the plain problem, at head dim 128 and causal.
 OWN_TILES = {
     "alibi": "g3n80_scores_first_optimistic_turns",
-    "bias": "g3n80_scores_first_optimistic_turns",
+    "bias": "g3n64_scores_first_optimistic_turns",
 }
 OWN_PASSES = {
     "alibi": "g2c64t3x2_keys1stored",
@@ -272,7 +272,7 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
         ((64, 16384, True), "g3n128_serial_optimistic_free"),
         ((128, 1024, False), "g2n128_overlap_optimistic_free"),
         ((128, 2048, False), "g3n64_scores_first_optimistic_turns"),
-        ((128, 512, True), "g3n64_scores_first_optimistic_turns"),
+        ((128, 512, True), "g2n64_overlap_optimistic_free"),
     ],
 )
 def test_forward_defaults_follow_lengths(shape: tuple[int, int, bool], tile: str) -> None:

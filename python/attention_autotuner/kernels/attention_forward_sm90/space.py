@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
@@ -33,6 +34,7 @@ class AttentionForwardSm90Space:
     """
 
     plans: tuple[tuple[int, Mainloop, tuple[Variation, ...]], ...] = (
+        (1, "overlap", FREE),
         (2, "overlap", (*FREE, (False, False, "dynamic"), (True, False, "grid"))),
         (2, "overlap_flat", FREE),
         (3, "serial", (*FREE, *BY_TURNS[:1])),
@@ -63,7 +65,6 @@ class Preference:
         modifications: it holds for problems with these, or some of them, and no others; where empty, for those
             without; None: for all.
         claims: CTAs claim tiles without a causal mask, too, where there are more tiles than SMs.
-        idle: it holds where its tiles are at most one an SM, so that larger ones would employ fewer SMs.
     """
 
     up_to: tuple[int, int]
@@ -73,17 +74,14 @@ class Preference:
     least_keys: tuple[int | None, int | None] = (0, 0)
     modifications: frozenset[str] | None = None
     claims: bool = False
-    idle: bool = False
 
-    def holds(self, problem: Problem, spec: ArchSpec) -> bool:
-        """True for the problems that the row is about, on a GPU."""
+    def holds(self, problem: Problem) -> bool:
+        """True for the problems that the row is about."""
         dim_qk, dim_v = self.up_to
         if problem.padded_dim_qk > dim_qk or problem.padded_dim_v > dim_v:
             return False
         least = self.least_keys[problem.causal]
         if least is None or problem.seqlen_k < least:
-            return False
-        if self.idle and (problem.packed or _tiles(problem, self.plan[0]) > spec.num_sms):
             return False
         modified = frozenset(problem.compiled_modifications)
         if self.modifications is None or not modified:
@@ -94,7 +92,6 @@ class Preference:
 STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
-    Preference(up_to=(128, 128), plan=(2, "overlap"), block_n=(128,), idle=True),
     Preference(
         up_to=(64, 64),
         plan=(4, "serial"),
@@ -121,22 +118,34 @@ PREFERENCES: tuple[Preference, ...] = (
             least_keys=(None, least),
             modifications=frozenset(modifications),
         )
-        for least, modifications in ((8192, ("softcap",)), (0, ("alibi_slopes", "bias_table")))
+        for least, modifications in ((8192, ("softcap", "bias_table")), (0, ("alibi_slopes",)))
     ),
     Preference(
-        up_to=(128, 128),
-        plan=(3, "scores_first"),
-        block_n=(64,),
-        ping_pong=True,
-        least_keys=(2048, 0),
-        claims=True,
+        up_to=(128, 128), plan=(3, "scores_first"), block_n=(64,), ping_pong=True, claims=True
     ),
-    Preference(up_to=(128, 128), plan=(2, "overlap"), block_n=(128,)),
     Preference(up_to=(192, 128), plan=(3, "scores_first"), block_n=(64, 96), ping_pong=True),
     Preference(up_to=(128, 256), plan=(2, "overlap_flat"), block_n=(64, 80)),
     Preference(up_to=(256, 256), plan=(2, "overlap"), block_n=(64, 96, 128)),
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
+TILE_TIMES: tuple[tuple[tuple[int, int], dict[int, float]], ...] = (
+    ((64, 64), {1: 0.62, 2: 0.79, 3: 0.81, 4: 1.0}),
+    ((128, 128), {1: 0.58, 2: 0.745, 3: 1.0}),
+    ((192, 128), {1: 0.52, 2: 0.70, 3: 1.0}),
+    ((256, 256), {1: 0.53, 2: 1.0}),
+)
+"""Up to padded head dims, the time of a tile of rows by its warpgroups, over that of the most; raced on an H200."""
+SMALLER_PLANS: dict[int, tuple[Mainloop, bool]] = {
+    1: ("overlap", False),
+    2: ("overlap", False),
+    3: ("scores_first", True),
+}
+"""Main loops, and whether by turns, of fewer warpgroups than a row's."""
+CLAIMED_TAIL = {False: 0.04, True: 0.25}
+"""Of the rounds of tiles that are claimed, what the end of the list adds; without and with a causal mask."""
+LEAST_CLAIMED_KEYS = {False: 2048, True: 513}
+"""From which claims pay, without and with a causal mask."""
+LONG_BLOCK_KEYS = 384  # from which steps of 128 keys pay where all keys are seen
 LEAST_QUERIES = 64  # rows of a warpgroup: with fewer, most of its MMAs are wasted
 STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queries
 WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
@@ -158,15 +167,19 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
 
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
-    """The first row of the table that is legal; for queries too few to fill the GPU, a stream of split keys."""
+    """The first row of the table that is legal, or fewer warpgroups where their tiles of rows suit the SMs better.
+
+    For queries too few to fill the GPU it is a stream of split keys.
+    """
     if problem.score == "masked":
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    few = problem.seqlen_q < LEAST_QUERIES or rows_of_group(problem) <= LEAST_QUERIES
+    few = problem.seqlen_q < LEAST_QUERIES
     idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
     if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
         return _default_stream(problem, spec)
-    for row in filter(lambda row: row.holds(problem, spec), PREFERENCES):
+    rows = [row for row in PREFERENCES if row.holds(problem)]
+    for row in [*_smaller(problem, rows[:1], spec), *rows]:
         schedule = _schedule(problem, row.plan[0], spec, claims=row.claims)
         variation = (True, row.ping_pong, schedule)
         for block_n in row.block_n:
@@ -177,22 +190,70 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     return None
 
 
+def _smaller(problem: Problem, rows: Sequence[Preference], spec: ArchSpec) -> Iterator[Preference]:
+    """Rows of fewer warpgroups that take less time than one, the least first; with packed sequences none are known."""
+    for row in rows if not problem.packed else ():
+        times = _tile_times(problem)
+        usual = _rounds(problem, row.plan[0], spec, claims=row.claims) * times[row.plan[0]]
+        by_time = {
+            groups: _rounds(problem, groups, spec, claims=False) * times[groups]
+            for groups in times
+            if groups < row.plan[0]
+        }
+        for groups in sorted(by_time, key=by_time.__getitem__):
+            if by_time[groups] < usual:
+                yield _of_fewer(problem, row, groups, spec)
+
+
+def _of_fewer(problem: Problem, row: Preference, groups: int, spec: ArchSpec) -> Preference:
+    """A row with fewer warpgroups, and with the steps of keys that suit these."""
+    mainloop, ping_pong = SMALLER_PLANS[groups]
+    waits = problem.widest_dim > 64 and _tiles(problem, groups) <= spec.num_sms
+    long = not problem.causal and problem.seqlen_k >= LONG_BLOCK_KEYS and not waits
+    return replace(
+        row,
+        plan=(groups, mainloop),
+        block_n=(128, 64) if long and problem.widest_dim <= 128 else (64, 96),
+        ping_pong=ping_pong,
+        claims=False,
+    )
+
+
+def _tile_times(problem: Problem) -> dict[int, float]:
+    """The times of :data:`TILE_TIMES` for the head dims of a problem."""
+    dims = (problem.padded_dim_qk, problem.padded_dim_v)
+    return next(
+        (times for (dim_qk, dim_v), times in TILE_TIMES if dims[0] <= dim_qk and dims[1] <= dim_v),
+        TILE_TIMES[-1][1],
+    )
+
+
+def _rounds(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool) -> float:
+    """The tiles of rows that an SM takes one after the other: whole ones, or on average where they are claimed."""
+    rounds = _tiles(problem, warpgroups) / spec.num_sms
+    if _schedule(problem, warpgroups, spec, claims=claims) == "static":
+        return ceil(rounds)
+    if problem.causal:
+        blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
+        rounds *= (1 + 1 / blocks) / 2  # of the keys are seen
+    return max(1.0, rounds) + CLAIMED_TAIL[problem.causal] * rounds
+
+
 def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
-    """Few queries, whose time is that of reading K and V: one or two warpgroups, deep rings, keys split among CTAs."""
+    """Few queries, whose time is that of reading K and V: one or two warpgroups, keys split among CTAs."""
     group = problem.heads_q // problem.heads_kv
     tiles = product(
         (1, 2) if rows_of_group(problem) > LEAST_QUERIES else (1,),
         STREAM_BLOCKS,
         STREAM_MAINLOOPS,
-        (1, 2),
     )
-    for warpgroups, block_n, mainloop, q_stages in tiles:
+    for warpgroups, block_n, mainloop in tiles:
         for stages in range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1):
             knobs = AttentionForwardSm90Knobs(
                 warpgroups=warpgroups,
                 block_n=block_n,
                 mainloop=mainloop,
-                q_stages=q_stages,
+                q_stages=1,
                 k_stages=stages,
                 v_stages=stages,
                 output="direct",
@@ -222,8 +283,12 @@ def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool
     """The schedule that needs no tuning: claims even out causal tiles, where there are more than SMs."""
     if problem.packed or problem.spanned:
         return "dynamic"  # as lengths differ
-    uneven = problem.causal or claims
-    return "dynamic" if uneven and _tiles(problem, warpgroups) > spec.num_sms else "static"
+    pays = problem.seqlen_k >= LEAST_CLAIMED_KEYS[problem.causal]
+    return (
+        "dynamic"
+        if pays and (problem.causal or claims) and _tiles(problem, warpgroups) > spec.num_sms
+        else "static"
+    )
 
 
 def _tiles(problem: Problem, warpgroups: int) -> int:
