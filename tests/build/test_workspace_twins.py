@@ -34,8 +34,15 @@ from tests.cpp_mirror import compile_host
 
 pytestmark = pytest.mark.build
 
-# batch, heads_q, heads_kv, tokens: few CTAs and many, groups of heads, a rest, one token.
-SHAPES = ((1, 2, 1, 1), (1, 1, 1, 4097), (1, 4, 2, 1000), (2, 8, 1, 2048), (8, 16, 16, 520))
+# batch, heads_q, heads_kv, tokens: few CTAs and many, groups of heads, a rest, one token, and causal blocks to split.
+SHAPES = (
+    (1, 2, 1, 1),
+    (1, 1, 1, 4097),
+    (1, 4, 2, 1000),
+    (2, 8, 1, 2048),
+    (8, 16, 16, 520),
+    (1, 32, 8, 4096),
+)
 NARROWER = 8  # of true head dims than padded ones
 PROGRAM = """
 template <typename Entry>
@@ -55,7 +62,7 @@ void answer(int dim_qk, int dim_v, int splits) {
       } else if constexpr (std::is_same_v<Params, attention_autotuner_retention_backward_params>) {
         p.seqlen = shape[3], p.log2_gamma = somewhere, p.dlog2_gamma = more ? somewhere : nullptr;
       } else {
-        p.seqlen_q = p.seqlen_k = shape[3];
+        p.seqlen_q = p.seqlen_k = shape[3], p.causal = more;
       }
       if constexpr (std::is_same_v<Params, attention_autotuner::AttentionForwardParams1003>) p.splits = splits;
       if constexpr (std::is_same_v<Params, attention_autotuner_retnet_backward_params>) p.mask.data = somewhere;
@@ -163,7 +170,7 @@ ON_HOST = [
 
 
 def source_of(candidates: list[Candidate]) -> str:
-    """A program that prints the workspace of each candidate, by shape, without and with optional results."""
+    """A program that prints the workspace of each candidate, by shape, without and with optional results or a mask."""
     lines = ["#include <cstdio>", "#include <type_traits>"]
     body = []
     includes = []
@@ -204,12 +211,13 @@ def problem_of(selected: Candidate, shape: tuple[int, int, int, int], **options:
 
 
 def with_more(problem: Problem, selected: Candidate) -> int:
-    """The workspace of a call that also wants the final state, or the gradient of gamma."""
+    """The workspace of a call that also wants the final state, or the gradient of gamma, or that is causal."""
     if selected.form == "parallel":
         return scores_forward.workspace_bytes(problem, selected, final_state=True)
     if selected.kernel == "chunks_sm80" and selected.direction == "backward":
         return chunks.workspace_bytes(problem, selected, dgamma=True)
-    return kernel_of(selected).workspace_bytes(problem, selected)
+    causal = replace(problem, causal=True)
+    return kernel_of(selected).workspace_bytes(causal, selected)
 
 
 def test_entries_without_kernels_in_it(tmp_path: Path) -> None:

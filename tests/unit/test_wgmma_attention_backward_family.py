@@ -19,7 +19,11 @@ from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     BackwardPassSm90,
     knobs_of,
 )
-from attention_autotuner.kernels.attention_backward_sm90.resources import shapes, smem_bytes
+from attention_autotuner.kernels.attention_backward_sm90.resources import (
+    head_splits,
+    shapes,
+    smem_bytes,
+)
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
 from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import KERNELS
@@ -404,3 +408,44 @@ def test_additions_bound_a_pass_that_adds_too_often() -> None:
 def test_a_gpu_without_such_products_takes_forever() -> None:
     prediction = estimate(PROBLEM, POLICY.default(PROBLEM), A100().spec)
     assert (prediction.us, prediction.limiter) == (inf, "residency")
+
+
+# dim, batch, heads, tokens, causal; the fastest of an H200 among claims, additions and orders.
+SHORT = [
+    ((64, 64, 12, 128, False), "own1stored_raster_persistent"),
+    ((64, 64, 12, 77, True), "own1stored_raster_persistent"),
+    ((64, 8, 16, 256, False), "own1bulk_raster_persistent"),
+    ((128, 8, 16, 256, False), "keys1stored_raster_persistent"),
+    ((128, 2, 16, 512, False), "keys1bulk_raster_persistent"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "words"), SHORT)
+def test_few_blocks_and_short_ones_have_their_own_additions(
+    sizes: tuple[int, int, int, int, bool], words: str
+) -> None:
+    dim, batch, heads, tokens, causal = sizes
+    problem = with_dims(
+        (dim, dim), batch=batch, heads_q=heads, heads_kv=heads, causal=causal,
+        seqlen_q=tokens, seqlen_k=tokens,
+    )  # fmt: skip
+    assert f"_{words}_early_gathered_" in POLICY.default(problem).name
+
+
+@pytest.mark.parametrize(
+    ("options", "splits"),
+    [
+        ({}, 7),
+        ({"causal": False}, 1),
+        ({"window_size": (1023, 0), "modifications": ()}, 1),
+        ({"batch": 8}, 1),
+        ({"heads_q": 16, "heads_kv": 2, "batch": 4}, 4),
+        ({"seqlen_q": 256, "seqlen_k": 256, "causal": False}, 7),
+    ],
+)
+def test_groups_are_split_until_causal_blocks_even_out(
+    options: dict[str, Any], splits: int
+) -> None:
+    sizes = {"batch": 2, "heads_q": 28, "heads_kv": 4, "seqlen_q": 4096, "seqlen_k": 4096}
+    problem = with_dims((128, 128), **{**sizes, "causal": True, **options})
+    assert head_splits(problem, POLICY.default(problem)) == splits

@@ -228,7 +228,12 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
-    return workspace.count_head_splits(problem, shapes(candidate)[0].block_rows, ENOUGH_CTAS)
+    block = shapes(candidate)[0].block_rows
+    enough = ENOUGH_CTAS
+    bounded = 0 <= problem.window_size[0] < problem.seqlen_k
+    if problem.causal and not bounded and not problem.spanned:
+        enough = workspace.enough_uneven_ctas(-(-problem.seqlen_k // block), ENOUGH_CTAS)
+    return workspace.count_head_splits(problem, block, enough)
 
 
 def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:

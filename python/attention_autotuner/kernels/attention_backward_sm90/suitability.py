@@ -19,6 +19,7 @@ STORED_ROWS: dict[tuple[DqBy, bool], int] = {
     ("keys", True): 1024,
     ("keys", False): 1024,
     ("own", True): 2048,
+    ("own", False): 256,
 }
 STORED_WAVES = 12
 """Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
@@ -101,9 +102,10 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
     if problem.seqlen_q > STORED_ROWS.get((knobs.dq_share.dq_by, problem.causal), 0):
         return False
     # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
-    # d128, 158 us against 144.
-    even = problem.seqlen_k <= KEYS_OF_FUSED or not is_uneven(problem, spec)
-    return even or has_waves(problem, spec)
+    # d128, 158 us against 144. Few even blocks are 6 to 8 % slower so with 512 and 1024 tokens, and with 256 at d64.
+    by_keys = knobs.dq_share.dq_by == "keys" and not is_uneven(problem, spec)
+    short = problem.seqlen_k <= (2 if by_keys else 1) * KEYS_OF_FUSED
+    return short or has_waves(problem, spec)
 
 
 def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
@@ -184,7 +186,9 @@ def usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:
 
 def is_uneven(problem: Problem, spec: ArchSpec) -> bool:
     """True where blocks of keys have unlike numbers of steps."""
-    return (problem.causal and not is_narrow(problem, spec)) or problem.packed or problem.spanned
+    several = problem.seqlen_k > KEYS_OF_FUSED
+    uneven = problem.causal and several and not is_narrow(problem, spec)
+    return uneven or problem.packed or problem.spanned
 
 
 def is_narrow(problem: Problem, spec: ArchSpec) -> bool:

@@ -77,6 +77,11 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
     return next((n for n in divisors if ctas * n >= enough_ctas), group)
 
 
+def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
+    """CTAs that are enough where a head's blocks of keys are causal; the twin in ``host/head_splits.cuh``."""
+    return max(enough_ctas, blocks * -(-enough_ctas // 8))
+
+
 def head_sums_bytes(problem: Problem) -> list[int]:
     """Bytes of retention's dk and dv of every query head, where heads share one of K and V; else none."""
     if problem.heads_q == problem.heads_kv:

@@ -6,6 +6,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_backward_sm90/bias_gradient.cuh"
 #include "attention_autotuner/attention_backward_sm90/kernel.cuh"
+#include "attention_autotuner/attention_backward_sm90/key_splits.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
@@ -15,7 +16,6 @@
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/score/lse_delta.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -141,8 +141,7 @@ struct AttentionBackwardSm90Entry {
 
     explicit Workspace(Params const& p) {
       int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
-      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Keys::kBlockRows)) * p.heads_kv * p.batch;
-      splits = kPacked ? 1 : count_head_splits(ctas, p.heads_q / p.heads_kv, Config::kEnoughCtas);
+      splits = kPacked ? 1 : count_key_splits<KernelParams>(p, Keys::kBlockRows, Config::kEnoughCtas);
       lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
       if constexpr (kPacked) {
         lse_delta_rows = int64_t(count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare)) * kLseDeltaPadding;

@@ -1,0 +1,23 @@
+// How many CTAs share a block of keys, each with some of the query heads of its group.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/host/head_splits.cuh"
+#include "attention_autotuner/score/modifications.cuh"
+
+namespace attention_autotuner {
+
+// The twin of head_splits() in attention_backward_sm90/resources.py. Causal blocks are of unlike length but in a
+// window; of documents that is not known here.
+template <typename KernelParams, typename Params>
+int count_key_splits(Params const& p, int block_rows, int enough_ctas) {
+  int64_t const blocks = divide_up(p.seqlen_k, block_rows);
+  bool uneven = p.causal && !kHasSpans<KernelParams>;
+  if constexpr (kHasWindow<KernelParams>) uneven = uneven && (p.window_left < 0 || p.window_left >= p.seqlen_k);
+  int64_t const enough = uneven ? enough_uneven_ctas(blocks, enough_ctas) : enough_ctas;
+  return count_head_splits(blocks * p.heads_kv * p.batch, p.heads_q / p.heads_kv, enough);
+}
+
+}  // namespace attention_autotuner
