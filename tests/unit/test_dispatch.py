@@ -192,6 +192,28 @@ def test_a_cold_kernel_under_capture_is_refused_and_nothing_is_built(world: Worl
     assert dispatch.kernel_for(other_length, policy, device=0, must_be_warm=True) is kernel
 
 
+def test_under_capture_a_ready_kernel_of_the_class_serves(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = A100()
+    first = dispatch.kernel_for(PROBLEM, policy, device=0)
+    world.records.answer = world.hit(other_candidate(policy), "record")
+    dispatch.invalidate()
+    few = replace(PROBLEM, batch=1)
+    assert dispatch.kernel_for(few, policy, device=0, must_be_warm=True) is first
+    (warned,) = [text for text in warnings(caplog) if "in a graph" in text]
+    assert "call it once before the capture" in warned
+    with settings.override(mode="frozen"), pytest.raises(NotWarmError):
+        dispatch.kernel_for(few, policy, device=0, must_be_warm=True)
+    second: Any = dispatch.kernel_for(few, policy, device=0)
+    assert second.candidate == other_candidate(policy)
+    assert dispatch.kernel_for(few, policy, device=0, must_be_warm=True) is second
+    world.records.answer = None
+    for other in ({"dim_qk": 64, "dim_v": 64}, {"dtype": "bf16"}, {"direction": "backward"}):
+        with pytest.raises(NotWarmError):
+            dispatch.kernel_for(replace(few, **other), policy, device=0, must_be_warm=True)
+
+
 @pytest.mark.parametrize("stage", ["build_failures", "prepare_failures"])
 def test_a_tuned_pick_that_fails_gives_way_to_the_default(
     world: World, caplog: pytest.LogCaptureFixture, stage: str

@@ -28,6 +28,7 @@ from ..tuning.bundled import bundled_pick
 from ..tuning.environment import Environment, collect
 from .loader import LoadedKernel, load
 from .picks import CacheHierarchy, Pick
+from .siblings import warm_sibling
 from .untuned import take_untuned, warn_of_many
 
 _log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def kernel_for(
         settings: those in force by default.
 
     Raises:
-        NotWarmError: ``must_be_warm``, and the kernel has yet to be built, loaded or prepared.
+        NotWarmError: ``must_be_warm``, and no kernel of the problem's class has been built, loaded and prepared.
         UnsupportedArchitectureError: the policy's kernels cannot run on the device.
         NoCandidateError: neither the tuned pick nor the default can be had; the message says why for each.
         UntunedError: no measured pick is known, and the settings want one.
@@ -89,10 +90,7 @@ def kernel_for(
 def pinned_kernel(
     candidate: Candidate, policy: Policy, *, device: int, must_be_warm: bool = False
 ) -> LoadedKernel:
-    """The kernel of a candidate that the caller names, whatever records say; nothing else serves in its place.
-
-    Arguments and errors are those of :func:`kernel_for`.
-    """
+    """The kernel of a candidate that the caller names and that alone serves; otherwise as :func:`kernel_for`."""
     return _decisions(settings_module.current()).pinned(candidate, policy, device, must_be_warm)
 
 
@@ -161,7 +159,13 @@ class _Decisions:
                 pick = self._search(problem, policy, device)
             if pick.layer == "default":
                 take_untuned(problem, policy.name, self.settings)
-            kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
+            try:
+                kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
+            except errors.NotWarmError:
+                frozen = self.settings.mode_of(problem.direction) == "frozen"
+                if frozen or not (warm := warm_sibling(problem, policy, self._kernels, device)):
+                    raise
+                return warm
             self.served.remember((problem, asked, device), kernel)
         return kernel
 
