@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -87,6 +88,15 @@ int64_t bucket(int64_t seqlen) {
 }
 
 double doublings(int64_t a, int64_t b) { return std::fabs(std::log2(double(a) / double(b))); }
+
+// Tiles of queries, or of keys where gradients are computed, up to as many as fill a GPU: the twin of _tiles() in
+// tuning/lookup.py.
+int64_t tiles(Problem const& p) {
+  constexpr int64_t kTileRows = 128, kFullTiles = 1024;
+  bool const by_keys = p.direction == Direction::kBackward;
+  int64_t const rows = by_keys ? p.seqlen_k : p.seqlen_q, heads = by_keys ? p.heads_kv : p.heads_q;
+  return std::max<int64_t>(1, std::min(kFullTiles, p.batch * heads * ((rows + kTileRows - 1) / kTileRows)));
+}
 
 }  // namespace
 
@@ -207,6 +217,8 @@ std::optional<double> distance(Problem const& problem, Problem const& recorded) 
   }
   if (problem.dim_qk != recorded.dim_qk || problem.dim_v != recorded.dim_v) apart += 0.25;
   if (problem.causal_alignment != recorded.causal_alignment) apart += 0.25;
+  constexpr double kMaxFillDistance = 1.0;
+  if (problem.op != Op::kGemm && doublings(tiles(problem), tiles(recorded)) > kMaxFillDistance) apart += kMaxDistance;
   return apart;
 }
 

@@ -19,6 +19,9 @@ from .record_schema import TuningRecord
 from .validity import Miss, PresentKernels, check, misfit
 
 MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
+MAX_FILL_DISTANCE = 1.0  # and doublings of tiles, where these are few
+TILE_ROWS = 128  # of such a tile
+FULL_TILES = 1024  # from which each SM takes so many that how many there are hardly matters
 
 PROVE = "`attention-autotuner records prove` verifies it on a GPU"
 
@@ -118,7 +121,18 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
         apart += 0.25
     if problem.causal_alignment != recorded.causal_alignment:
         apart += 0.25
+    fill = abs(log2(_tiles(problem) / _tiles(recorded)))
+    if problem.semantics.batched and fill > MAX_FILL_DISTANCE:
+        apart += MAX_DISTANCE  # what is best for many tiles leaves SMs idle with few
     return apart if apart <= bound else None
+
+
+def _tiles(problem: Problem) -> int:
+    """Tiles of queries, or of keys where gradients are computed, up to as many as fill a GPU."""
+    rows, heads = problem.seqlen_q, problem.heads_q
+    if problem.direction == "backward":
+        rows, heads = problem.seqlen_k, problem.heads_kv
+    return max(1, min(FULL_TILES, problem.batch * heads * -(-rows // TILE_ROWS)))
 
 
 def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
