@@ -51,9 +51,11 @@ class FlashAttention2(Baseline):
     def absence(self) -> str:
         """The reason why it cannot be timed on this machine, or an empty string."""
         try:
-            present = find_spec(self.module) is not None
+            spec = find_spec(self.module)
         except ModuleNotFoundError:  # the package around the module
-            present = False
+            spec = None
+        # flash-attn 4 lies in a folder of the name of flash-attn 2, which has no file of its own then.
+        present = spec is not None and spec.origin is not None
         return "" if present else f"{self.title} is not installed"
 
 

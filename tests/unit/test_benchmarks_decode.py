@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from attention_autotuner.operations.shared.tensors import Outputs, SharedWorkspa
 from attention_autotuner.tuning.entries import KernelEntry
 from benchmarks import decode, run
 from benchmarks.baselines import BASELINES, fla
+from benchmarks.baselines.flash_attn import FlashAttention2
 from benchmarks.contenders import Selection
 from benchmarks.decode import DECODE
 from benchmarks.reporting import site
@@ -268,3 +270,14 @@ def test_baselines_get_ready_where_they_are_available(monkeypatch: pytest.Monkey
         monkeypatch.setattr(fla, "absence", lambda reason=reason: reason)
         session.get_ready()
     assert calls == [(16, 16)]
+
+
+def test_the_folder_around_flash_attn_4_is_not_flash_attn_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert FlashAttention2().absence() == "flash-attn 2 is not installed"
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert not FlashAttention2().absence()
