@@ -23,7 +23,7 @@ from attention_autotuner.tuning.result import TuneResult
 from tests.fake_pipeline import FakeBuilt, FakePipeline, report
 from tests.record_entries import PROVEN
 
-PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
+PROBLEM = Problem(batch=1, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 ROUNDS = 12  # of a race
 TOP_K = 4

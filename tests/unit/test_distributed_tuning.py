@@ -31,7 +31,7 @@ from tests.tunable_functions import bench, double, summed
 
 pytestmark = pytest.mark.dist
 
-PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
+PROBLEM = Problem(batch=4, heads_q=16, heads_kv=16, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM).name
 STEP_DEFAULTS = {POLICY.default(replace(PROBLEM, direction=way)).name for way in DIRECTIONS}

@@ -24,7 +24,7 @@ from attention_autotuner.tuning.records import RecordStore
 from tests.fake_machine import FakeSweepPipeline
 
 POLICY = H100()
-PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1000, seqlen_k=1000)
+PROBLEM = Problem(batch=1, heads_q=8, heads_kv=8, seqlen_q=1000, seqlen_k=1000)
 BACKWARD = replace(PROBLEM, direction="backward", deterministic=True)
 LISTED = [PROBLEM, replace(PROBLEM, seqlen_q=999), BACKWARD, replace(BACKWARD, deterministic=False)]
 
@@ -131,7 +131,7 @@ def test_the_command_bucket_prints_costs(
     pick, default = candidates()
     pipeline = AtLengths(short=pick.name, long=default.name)
     monkeypatch.setattr(listed, "LocalPipeline", lambda *_: pipeline)
-    shape = ["--batch", "2", "--heads", "8", "--seqlen", "1000", "--top-k", "8"]
+    shape = ["--batch", "1", "--heads", "8", "--seqlen", "1000", "--top-k", "8"]
     with settings.override(cache_dir=tmp_path):
         assert main(["bucket", "--device-type", "H100", *shape]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
