@@ -42,6 +42,7 @@ SHAPES = (
     (2, 8, 1, 2048),
     (8, 16, 16, 520),
     (1, 32, 8, 4096),
+    (1, 32, 8, 16500),
 )
 NARROWER = 8  # of true head dims than padded ones
 PROGRAM = """

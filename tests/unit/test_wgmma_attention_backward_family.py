@@ -439,6 +439,8 @@ def test_few_blocks_and_short_ones_have_their_own_additions(
         ({"causal": False}, 1),
         ({"window_size": (1023, 0), "modifications": ()}, 1),
         ({"batch": 8}, 1),
+        ({"seqlen_q": 16384, "seqlen_k": 16384, "batch": 1}, 7),
+        ({"seqlen_q": 16385, "seqlen_k": 16385, "batch": 1}, 1),
         ({"heads_q": 16, "heads_kv": 2, "batch": 4}, 4),
         ({"seqlen_q": 256, "seqlen_k": 256, "causal": False}, 7),
     ],

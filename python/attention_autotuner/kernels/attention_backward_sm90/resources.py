@@ -30,6 +30,7 @@ CLAIM_BYTES = 128  # of barriers and slots, where CTAs claim blocks
 BIAS_WARP_BYTES = 2048  # of a warp that sums dS by distance from the diagonal
 P_STAGES = 2  # of P between warpgroups that share rows
 ENOUGH_CTAS = H100_SPEC.num_sms
+MOST_SPLIT_BLOCKS = 128  # of a head, beyond which parts of dK and dV take too much memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,10 +230,11 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
     block = shapes(candidate)[0].block_rows
-    enough = ENOUGH_CTAS
+    blocks, enough = -(-problem.seqlen_k // block), ENOUGH_CTAS
     bounded = 0 <= problem.window_size[0] < problem.seqlen_k
-    if problem.causal and not bounded and not problem.spanned:
-        enough = workspace.enough_uneven_ctas(-(-problem.seqlen_k // block), ENOUGH_CTAS)
+    uneven = problem.causal and not bounded and not problem.spanned
+    if uneven and blocks <= MOST_SPLIT_BLOCKS:
+        enough = workspace.enough_uneven_ctas(blocks, ENOUGH_CTAS)
     return workspace.count_head_splits(problem, block, enough)
 
 
