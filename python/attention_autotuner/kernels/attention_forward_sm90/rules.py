@@ -180,7 +180,7 @@ def _stages_suit_the_stream(c: Candidate) -> str | None:
     held = knobs.k_stages * knobs.block_n * key_bytes
     if held > STREAM_BYTES and knobs.k_stages > SHALLOW_STAGES:
         return f"{held >> 10} KB of keys in flight slow memory down, which {STREAM_BYTES >> 10} KB keep busy"
-    if 2 * held <= STREAM_BYTES:
+    if 2 * held <= STREAM_BYTES and knobs.k_stages < DEEPEST_STAGES:
         return (
             f"memory is all that keys wait for, and {held >> 10} KB in flight do not keep it busy"
         )
