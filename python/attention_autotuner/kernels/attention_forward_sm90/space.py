@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
@@ -179,7 +179,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
         return _default_stream(problem, spec)
     rows = [row for row in PREFERENCES if row.holds(problem)]
-    for row in [*_smaller(problem, rows[:1], spec), *rows]:
+    smaller = _smaller(problem, rows[0], spec) if rows and not problem.packed else []
+    for row in [*smaller, *rows]:
         schedule = _schedule(problem, row.plan[0], spec, claims=row.claims)
         variation = (True, row.ping_pong, schedule)
         for block_n in row.block_n:
@@ -190,19 +191,16 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     return None
 
 
-def _smaller(problem: Problem, rows: Sequence[Preference], spec: ArchSpec) -> Iterator[Preference]:
-    """Rows of fewer warpgroups that take less time than one, the least first; with packed sequences none are known."""
-    for row in rows if not problem.packed else ():
-        times = _tile_times(problem)
-        usual = _rounds(problem, row.plan[0], spec, claims=row.claims) * times[row.plan[0]]
-        by_time = {
-            groups: _rounds(problem, groups, spec, claims=False) * times[groups]
-            for groups in times
-            if groups < row.plan[0]
-        }
-        for groups in sorted(by_time, key=by_time.__getitem__):
-            if by_time[groups] < usual:
-                yield _of_fewer(problem, row, groups, spec)
+def _smaller(problem: Problem, row: Preference, spec: ArchSpec) -> list[Preference]:
+    """Rows of fewer warpgroups that take less time than one, the least first; not known of packed sequences."""
+    times = _tile_times(problem)
+
+    def time(groups: int, *, claims: bool = False) -> float:
+        return _rounds(problem, groups, spec, claims=claims) * times[groups]
+
+    usual = time(row.plan[0], claims=row.claims)
+    by_time = sorted((time(groups), groups) for groups in times if groups < row.plan[0])
+    return [_of_fewer(problem, row, groups, spec) for taken, groups in by_time if taken < usual]
 
 
 def _of_fewer(problem: Problem, row: Preference, groups: int, spec: ArchSpec) -> Preference:
@@ -222,10 +220,7 @@ def _of_fewer(problem: Problem, row: Preference, groups: int, spec: ArchSpec) ->
 def _tile_times(problem: Problem) -> dict[int, float]:
     """The times of :data:`TILE_TIMES` for the head dims of a problem."""
     dims = (problem.padded_dim_qk, problem.padded_dim_v)
-    return next(
-        (times for (dim_qk, dim_v), times in TILE_TIMES if dims[0] <= dim_qk and dims[1] <= dim_v),
-        TILE_TIMES[-1][1],
-    )
+    return next(times for up_to, times in TILE_TIMES if dims[0] <= up_to[0] and dims[1] <= up_to[1])
 
 
 def _rounds(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool) -> float:
@@ -234,8 +229,7 @@ def _rounds(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool) 
     if _schedule(problem, warpgroups, spec, claims=claims) == "static":
         return ceil(rounds)
     if problem.causal:
-        blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
-        rounds *= (1 + 1 / blocks) / 2  # of the keys are seen
+        rounds *= (1 + 1 / _row_blocks(problem, warpgroups)) / 2  # of the keys are seen
     return max(1.0, rounds) + CLAIMED_TAIL[problem.causal] * rounds
 
 
@@ -291,10 +285,14 @@ def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec, *, claims: bool
     )
 
 
+def _row_blocks(problem: Problem, warpgroups: int) -> int:
+    """Tiles of rows of a head."""
+    return -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
+
+
 def _tiles(problem: Problem, warpgroups: int) -> int:
     """Tiles of rows of a launch."""
-    row_blocks = -(-problem.seqlen_q // (LEAST_QUERIES * warpgroups))
-    return row_blocks * problem.heads_q * problem.batch
+    return _row_blocks(problem, warpgroups) * problem.heads_q * problem.batch
 
 
 def _of_tile(
