@@ -4,7 +4,6 @@
 // mistake of a kernel ends the launch by fault(), whose text the launch's error carries.
 #pragma once
 
-#include <csetjmp>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -132,10 +131,14 @@ class SharedMemory {
 
 struct MmaQueue;
 
+// Where something goes on, as the compiler's form of setjmp has it, which keeps no more than it must.
+using Context = void* [5];
+
 // A stack, and where what runs on it goes on.
 struct Fiber {
   void* stack;
-  std::jmp_buf context;
+  size_t indent;  // of what runs on it, from the stack's end
+  Context context;
   bool started = false;
 };
 
@@ -151,7 +154,9 @@ struct Thread {
   Index3 index;
   int linear = 0;
   State state = State::kReady;
-  std::function<void(char*, size_t)> waits_for;  // writes it; of a thread that waits
+  // Writes what a thread that waits waits for, which `waited` is a part of.
+  void (*waits_for)(void const* waited, char* text, size_t bytes) = nullptr;
+  void const* waited = nullptr;
   Fiber* fiber = nullptr;
   // WGMMA
   int issued = 0, committed = 0;
@@ -299,7 +304,10 @@ void wait_until(WaitQueue& queue, Ready&& ready, char const* format, Values... v
   if (ready()) return;
   // The text is written only if it is read, at a deadlock.
   auto const say = [&](char* text, size_t bytes) { snprintf(text, bytes, format, values...); };
-  current->waits_for = std::ref(say);
+  current->waited = &say;
+  current->waits_for = [](void const* waited, char* text, size_t bytes) {
+    (*static_cast<decltype(say)*>(waited))(text, bytes);
+  };
   while (!ready()) park(queue);
   current->waits_for = nullptr;
 }

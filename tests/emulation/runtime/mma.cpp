@@ -1,6 +1,10 @@
 // WGMMA; see mma.h.
 #include "mma.h"
 
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -11,6 +15,7 @@ namespace {
 
 constexpr uint32_t kInFlight = 0x7fc0beef;  // NaN in accumulators
 
+#ifndef __F16C__
 // Of fp16, by its bits.
 std::vector<float> const halves = [] {
   std::vector<float> values(65536);
@@ -23,6 +28,7 @@ std::vector<float> const halves = [] {
   }
   return values;
 }();
+#endif
 float decode(uint16_t bits, bool bf16) {
   if (bf16) {
     uint32_t const word = uint32_t(bits) << 16;
@@ -30,7 +36,11 @@ float decode(uint16_t bits, bool bf16) {
     std::memcpy(&value, &word, 4);
     return value;
   }
+#ifdef __F16C__
+  return _cvtsh_ss(bits);
+#else
   return halves[bits];
+#endif
 }
 
 // A descriptor of an operand in shared memory.
@@ -252,18 +262,26 @@ void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16) {
   Words const* const all = meet("mma.sync", ~0u, mine, [bf16](Words* lanes) {
     float a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < 32; ++lane) {
+      uint32_t const* const words = lanes[lane].w;
       int const row = lane / 4, pair = 2 * (lane % 4);
-      auto value = [&](int word, int half) { return decode(uint16_t(lanes[lane].w[word] >> 16 * half), bf16); };
-      for (int half = 0; half < 2; ++half) {
-        for (int word = 0; word < 4; ++word) a[row + 8 * (word % 2)][pair + half + 8 * (word / 2)] = value(word, half);
-        for (int word = 0; word < 2; ++word) b[pair + half + 8 * word][row] = value(4 + word, half);
+      for (int word = 0; word < 4; ++word) {
+        float* const two = &a[row + 8 * (word % 2)][pair + 8 * (word / 2)];
+        two[0] = decode(uint16_t(words[word]), bf16);
+        two[1] = decode(uint16_t(words[word] >> 16), bf16);
       }
-      for (int i = 0; i < 4; ++i) d[row + 8 * (i / 2)][pair + i % 2] = std::bit_cast<float>(lanes[lane].w[6 + i]);
+      for (int word = 0; word < 2; ++word) {
+        b[pair + 8 * word][row] = decode(uint16_t(words[4 + word]), bf16);
+        b[pair + 8 * word + 1][row] = decode(uint16_t(words[4 + word] >> 16), bf16);
+      }
+      for (int i = 0; i < 4; ++i) d[row + 8 * (i / 2)][pair + i % 2] = std::bit_cast<float>(words[6 + i]);
     }
     for (int row = 0; row < 16; ++row) {
+      float sums[8];
+      std::memcpy(sums, d[row], sizeof(sums));
       for (int depth = 0; depth < 16; ++depth) {
-        for (int column = 0; column < 8; ++column) d[row][column] += a[row][depth] * b[depth][column];
+        for (int column = 0; column < 8; ++column) sums[column] += a[row][depth] * b[depth][column];
       }
+      std::memcpy(d[row], sums, sizeof(sums));
     }
     for (int lane = 0; lane < 32; ++lane) {
       for (int i = 0; i < 4; ++i) {
