@@ -123,10 +123,9 @@ def test_kernels_are_right_on_the_emulated_machine(
     problem = problem_of(knobs)
     kernel = kernel_of_knobs(tmp_path_factory.getbasetemp(), knobs)
     # The way changes with the place: plainly, then with states, the gradient of gamma, and ragged lengths.
-    alone = replace(problem, packed_rows=(131, 131), batch=1, seqlen_q=131, seqlen_k=131)
-    many = replace(
-        problem, batch=40, seqlen_q=30, seqlen_k=30
-    )  # thought to be shorter than they are
+    small = replace(problem, heads_q=2, heads_kv=1)  # the problem itself has two groups
+    alone = replace(small, packed_rows=(131, 131), batch=1, seqlen_q=131, seqlen_k=131)
+    many = replace(small, batch=40, seqlen_q=30, seqlen_k=30)  # thought to be shorter than they are
     problems = [problem, problem, problem, alone, many]
     outcome = check(kernel, problems, [("lazy", 0), ("random", 1)], adjust=nothing_behind)
     assert outcome.ok, outcome.reason
