@@ -240,7 +240,8 @@ def test_opcheck_with_key_bounds() -> None:
     ],
 )
 def test_opcheck_backward(grad: bool, transposed: bool, passed: str) -> None:
-    q, k, v = make(2, 4, 2, 6, 9)
+    # A batch of symbolic size takes most of the time of tracing second derivatives; one of them has it.
+    q, k, v = make(1 if grad and passed != "o" else 2, 4, 2, 6, 9)
     if transposed:
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     o, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
