@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,20 @@ def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kernel_store(of_all_workers: Path) -> Store:
     """The store of tests that only read what they build: CMake looks at the compilers once for all of them."""
     return Store(of_all_workers / "kernel_store")
+
+
+@pytest.fixture(scope="session")
+def new_store(kernel_store: Store) -> Callable[[Path], Store]:
+    """Make a store of its own without kernels, in which CMake need not look at the compilers once more."""
+    learnt = "cmake"
+
+    def make(root: Path) -> Store:
+        if (kernel_store.root / learnt).is_dir():
+            root.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(kernel_store.root / learnt, root / learnt)
+        return Store(root)
+
+    return make
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ Instructions = list[tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
+def store(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[Path], Store]) -> Store:
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +122,14 @@ def test_a_compiler_that_fails_is_quoted(store: Store) -> None:
 
 
 @pytest.fixture(scope="module")
-def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def dry_runs(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[Path], Store]
+) -> dict[str, dict[str, Any]]:
     """The JSON of a dry run for each GPU; all at once, one compilation each."""
     command = [sys.executable, "-m", "attention_autotuner", "bring-up", "--dry-run", "--json"]
     started = {}
     for name in ARCHS:
-        cache = tmp_path_factory.mktemp(name)
+        cache = new_store(tmp_path_factory.mktemp(name)).root
         properties = REPOSITORY / "tests" / "data" / "properties" / f"{name}.json"
         started[name] = subprocess.Popen(
             [*command, "--properties", str(properties), *SMALLEST],

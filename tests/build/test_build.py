@@ -3,6 +3,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -250,13 +251,13 @@ def _embedded(path: Path, kind: str) -> list[str]:
 
 
 def test_ptx_travels_beside_the_machine_code_where_asked(
-    batch: Batch, toolchain: Toolchain, tmp_path: Path
+    batch: Batch, toolchain: Toolchain, tmp_path: Path, new_store: Callable[[Path], Store]
 ) -> None:
     both = batch.artifact("plain").path
     assert (_embedded(both, "elf"), _embedded(both, "ptx")) == (["sm_80"], ["sm_80"])
     target = BuildTarget(arch="89", ptx=False)
     (native,) = build(
-        [_trivial("plain")], target, toolchain=toolchain, store=Store(tmp_path / "cache")
+        [_trivial("plain")], target, toolchain=toolchain, store=new_store(tmp_path / "cache")
     )
     assert isinstance(native, Artifact)
     assert (_embedded(native.path, "elf"), _embedded(native.path, "ptx")) == (["sm_89"], [])
@@ -337,9 +338,12 @@ def test_tools_that_are_gone(tmp_path: Path, toolchain: Toolchain) -> None:
 
 
 def test_a_header_edited_during_the_build_is_noticed(
-    tmp_path: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    toolchain: Toolchain,
+    monkeypatch: pytest.MonkeyPatch,
+    new_store: Callable[[Path], Store],
 ) -> None:
-    store, real_configure = Store(tmp_path / "cache"), configure
+    store, real_configure = new_store(tmp_path / "cache"), configure
 
     def edit(*arguments: object, **options: object) -> None:
         real_configure(*arguments, **options)  # type: ignore[arg-type]
@@ -353,9 +357,12 @@ def test_a_header_edited_during_the_build_is_noticed(
 
 
 def test_a_damaged_artifact_is_built_again(
-    tmp_path: Path, toolchain: Toolchain, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    toolchain: Toolchain,
+    caplog: pytest.LogCaptureFixture,
+    new_store: Callable[[Path], Store],
 ) -> None:
-    store = Store(tmp_path / "cache")
+    store = new_store(tmp_path / "cache")
     (first,) = build([_trivial("one")], TARGET, toolchain=toolchain, store=store)
     assert isinstance(first, Artifact)
     first.path.write_bytes(first.path.read_bytes()[:-100])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,10 @@ def test_names_and_ptx_do_not_count_and_code_does(kernel_store: Store) -> None:
 
 
 def test_without_a_disassembler_it_stays_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_store: Callable[[Path], Store]
 ) -> None:
     monkeypatch.setattr(build_module, "find_disassembler", lambda: None)
-    (artifact,) = built(Store(tmp_path / "cache"), BuildTarget(arch="80"), "usual")
+    (artifact,) = built(new_store(tmp_path / "cache"), BuildTarget(arch="80"), "usual")
     assert artifact.code_digest is None
 
 

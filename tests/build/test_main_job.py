@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from attention_autotuner.arch import probe
 from attention_autotuner.cli import main, main_job
 from attention_autotuner.cli.main_job import MIN_BUILT, SMALL_ARCHITECTURES
 from attention_autotuner.codegen.entries import read_artifact
+from attention_autotuner.codegen.store import Store
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.tuning import ranking
@@ -30,12 +32,15 @@ def has_gpu() -> bool:
 
 @pytest.mark.skipif(has_gpu(), reason="with a GPU the main job tunes that GPU; tests/gpu covers it")
 def test_the_main_job_builds_and_ranks_for_three_architectures(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    new_store: Callable[[Path], Store],
 ) -> None:
     # As wide as `make tune` begins takes four minutes of two cores, of which the forward kernels are most. Where the
     # first of them spills, as on A100, the search widens.
     monkeypatch.setitem(main_job.WIDTHS, "forward", (1, 4, *main_job.WIDTHS["forward"]))
-    with settings.override(cache_dir=tmp_path):
+    with settings.override(cache_dir=new_store(tmp_path / "cache").root):
         status = main(["tune", "--all", "--json"])
         said = json.loads(capsys.readouterr().out)
         assert said["complaints"] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import H100
 from attention_autotuner.cli import main
+from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_disassembler, find_toolchain
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
@@ -78,7 +79,10 @@ def picks_of(problems: dict[str, Problem], folder: Path) -> Path:
 
 
 def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    new_store: Callable[[Path], Store],
 ) -> None:
     path = picks_of(PROBLEMS, tmp_path)
 
@@ -87,7 +91,7 @@ def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         return answer
 
-    with settings.override(cache_dir=tmp_path / "cache"):
+    with settings.override(cache_dir=new_store(tmp_path / "cache").root):
         assert said("rekey")["states"] == {"filled": 3}
         filled = path.read_bytes()
         assert said("rekey")["states"] == {"valid": 3}

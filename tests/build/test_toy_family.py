@@ -6,7 +6,7 @@ Everything is asked of the package as it is: nothing in it is edited or patched 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
@@ -98,10 +98,10 @@ def toy(before: Present, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 @pytest.fixture(scope="module")
-def built(toy: Path) -> list[Artifact | Outcome]:
+def built(toy: Path, new_store: Callable[[Path], Store]) -> list[Artifact | Outcome]:
     """The toy, and two that its rules refuse, compiled."""
     kernels = [render(selected) for selected in (CANDIDATE, TOO_MANY_WARPS, TOO_WIDE)]
-    return build(kernels, TARGET, toolchain=find_toolchain(), store=Store(toy.parent / "store"))
+    return build(kernels, TARGET, toolchain=find_toolchain(), store=new_store(toy.parent / "store"))
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
