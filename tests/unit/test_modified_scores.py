@@ -266,13 +266,16 @@ def test_wgmma_kernels_have_the_others_and_are_their_defaults(kind: str, directi
 @pytest.mark.parametrize(
     ("shape", "tile"),
     [
-        ((64, 8191, False), "g4n64_scores_first_optimistic_turns"),
+        ((64, 4096, False), "g4n64_scores_first_optimistic_turns"),
         ((64, 8192, False), "g3n128_serial_optimistic_free"),
-        ((64, 16383, True), "g4n64_scores_first_optimistic_turns"),
+        ((64, 2048, True), "g4n64_serial_optimistic_free"),
         ((64, 16384, True), "g3n128_serial_optimistic_free"),
-        ((128, 1024, False), "g2n128_overlap_optimistic_free"),
+        ((128, 512, False), "g2n64_overlap_optimistic_free"),
         ((128, 2048, False), "g3n64_scores_first_optimistic_turns"),
+        ((128, 8192, False), "g3n80_scores_first_optimistic_turns"),
         ((128, 512, True), "g2n64_overlap_optimistic_free"),
+        ((128, 2048, True), "g3n64_scores_first_optimistic_turns"),
+        ((128, 16384, True), "g3n80_scores_first_optimistic_turns"),
     ],
 )
 def test_forward_defaults_follow_lengths(shape: tuple[int, int, bool], tile: str) -> None:
