@@ -83,7 +83,10 @@ def select(problem: Problem, policy: Policy) -> Selection:
     """The kernel that dispatch would run for a problem, and the default beside it."""
     pick = dispatch.lookup(problem, policy)
     return Selection(
-        problem=problem, pick=pick.candidate, layer=pick.layer, default=policy.default(problem)
+        problem=problem,
+        pick=pick.candidate,
+        layer=pick.layer,
+        default=policy.default(problem.rounded()),
     )
 
 

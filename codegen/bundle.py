@@ -75,7 +75,7 @@ class BundledPick:
     """Which kernel serves a problem.
 
     Attributes:
-        problem: bucketed.
+        problem: of the user's own pick bucketed, else with rounded lengths.
         candidate: of the kernel.
         layer: one of :data:`LAYERS`.
         gpu_name: where it was measured, if it was.

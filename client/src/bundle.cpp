@@ -187,12 +187,14 @@ std::vector<Pick> const& Bundle::picks() const { return state_->picks; }
 
 Pick Bundle::pick(Problem const& problem) const {
   problem.check();
-  Problem const wanted = problem.bucketed();
+  Problem const bucketed = problem.bucketed(), rounded = problem.rounded();
   for (Layer const layer : kOrder) {
+    Problem const& wanted = layer == Layer::kRecord ? bucketed : rounded;
     Pick const* best = nullptr;
     double least = 0;
     for (Pick const& pick : state_->picks) {
       if (pick.layer != layer) continue;
+      if (layer == Layer::kShipped && !serves_lengths(pick.problem, problem)) continue;
       auto apart = pick.problem == wanted ? -1.0 : distance(wanted, pick.problem);  // the very bucket before all
       if (!apart || (layer != Layer::kDefault && *apart > kMaxDistance)) continue;
       if (best == nullptr || *apart < least) best = &pick, least = *apart;

@@ -164,6 +164,21 @@ Problem Problem::bucketed() const {
   return rounded;
 }
 
+bool Problem::goes_by_tiles() const {
+  constexpr int64_t kFewQueries = 64;
+  return op == Op::kAttention && direction == Direction::kForward && seqlen_q > kFewQueries;
+}
+
+Problem Problem::rounded() const {
+  if (!goes_by_tiles()) return bucketed();
+  constexpr int64_t kLengthStep = 16;
+  Problem rounded = *this;
+  for (int64_t* length : {&rounded.seqlen_q, &rounded.seqlen_k}) {
+    *length = (*length + kLengthStep - 1) / kLengthStep * kLengthStep;
+  }
+  return rounded;
+}
+
 std::string Problem::describe() const {
   auto const pair = [](char const* letter, int64_t a, int64_t b, char const* between) {
     return letter + text(a) + (a == b ? "" : between + text(b));
@@ -220,6 +235,12 @@ std::optional<double> distance(Problem const& problem, Problem const& recorded) 
   constexpr double kMaxFillDistance = 1.0;
   if (problem.op != Op::kGemm && doublings(tiles(problem), tiles(recorded)) > kMaxFillDistance) apart += kMaxDistance;
   return apart;
+}
+
+bool serves_lengths(Problem const& measured, Problem const& problem) {
+  if (!problem.goes_by_tiles()) return true;
+  Problem const now = problem.rounded(), then = measured.rounded();
+  return now.seqlen_q == then.seqlen_q && now.seqlen_k == then.seqlen_k;
 }
 
 Problem problem_of(json::Value const& object, bool complete) {

@@ -35,13 +35,14 @@ void print_pick(at::Bundle const& bundle, at::Problem const& problem, bool load)
   at::Pick const pick = bundle.pick(problem);
   at::BundledKernel const& kernel = bundle.kernels()[pick.kernel];
   if (load) bundle.kernel(pick);
+  bool const exact = pick.problem == (pick.layer == at::Layer::kRecord ? problem.bucketed() : problem.rounded());
   std::printf(
       "{\"problem\": %s, \"bucketed\": %s, \"name\": %s, \"layer\": %s, \"exact\": %s, \"distance\": %s, \"recorded\": "
       "%s, \"digest\": %s, \"library\": %s, \"median_us\": %s, \"estimate_us\": %s}\n",
       quoted(problem.describe()).c_str(), quoted(problem.bucketed().describe()).c_str(), quoted(kernel.name).c_str(),
-      quoted(at::name_of(pick.layer)).c_str(), pick.problem == problem.bucketed() ? "true" : "false",
-      number(pick.distance).c_str(), quoted(pick.problem.describe()).c_str(), quoted(kernel.digest).c_str(),
-      quoted(kernel.library).c_str(), number(pick.median_us).c_str(), number(pick.estimate_us).c_str());
+      quoted(at::name_of(pick.layer)).c_str(), exact ? "true" : "false", number(pick.distance).c_str(),
+      quoted(pick.problem.describe()).c_str(), quoted(kernel.digest).c_str(), quoted(kernel.library).c_str(),
+      number(pick.median_us).c_str(), number(pick.estimate_us).c_str());
 }
 
 void print_all(at::Bundle const& bundle) {

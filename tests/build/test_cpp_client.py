@@ -163,14 +163,14 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
     for problem, answer in zip(
         problems, probe("bucket", [json.dumps(values_of(p)) for p in problems]), strict=True
     ):
-        bucketed = problem.bucketed()
-        numbers = [bucketed.seqlen_q, bucketed.seqlen_k]
+        lengths = (problem.bucketed(), problem.rounded())
+        numbers = [length for p in lengths for length in (p.seqlen_q, p.seqlen_k)]
         numbers += [problem.padded_dim_qk, problem.padded_dim_v]
-        document = answer.split(" ", 7)
-        assert [int(text) for text in document[:5]] == [*numbers, problem.causal_offset]
-        assert float(document[5]) == pytest.approx(problem.flops, rel=1e-12)
-        assert float(document[6]) == pytest.approx(problem.bytes_moved, rel=1e-12)
-        assert document[7] == problem.describe()
+        document = answer.split(" ", 9)
+        assert [int(text) for text in document[:7]] == [*numbers, problem.causal_offset]
+        assert float(document[7]) == pytest.approx(problem.flops, rel=1e-12)
+        assert float(document[8]) == pytest.approx(problem.bytes_moved, rel=1e-12)
+        assert document[9] == problem.describe()
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def test_picks_are_those_of_python(pick: Path, tmp_path: Path) -> None:
         assert document["name"] == expected.candidate.name
         assert document["layer"] == expected.layer
         assert document["recorded"] == expected.problem.describe()
-        exact = expected.problem == problem.bucketed()
-        assert document["exact"] is exact
-        apart = distance(problem.bucketed(), expected.problem, bound=math.inf)
-        assert document["distance"] == pytest.approx(0.0 if exact else apart, abs=1e-12)
+        wanted = problem.bucketed() if expected.layer == "record" else problem.rounded()
+        exact = expected.problem == wanted
+        apart = 0.0 if exact else distance(wanted, expected.problem, bound=math.inf)
+        assert (document["exact"], document["distance"]) == (exact, pytest.approx(apart, abs=1e-12))
         assert expected.layer == "default" or document["distance"] <= MAX_DISTANCE
         layers.add(document["layer"])
     assert layers == set(LAYERS)

@@ -222,8 +222,10 @@ def pick(layer: str, **changes: object) -> BundledPick:
     [
         # the very bucket before a nearer line of the index
         ([pick("shipped", batch=8), pick("shipped")], PROBLEM, 1),
-        # a length within the bucket
-        ([pick("shipped")], replace(PROBLEM, seqlen_q=4000, seqlen_k=4000), 0),
+        # a length within the bucket: of the user's own pick any, of a shipped one the same multiple of 16
+        ([pick("record")], replace(PROBLEM, seqlen_q=4000, seqlen_k=4000), 0),
+        ([pick("shipped")], replace(PROBLEM, seqlen_q=4000, seqlen_k=4000), None),
+        ([pick("shipped")], replace(PROBLEM, seqlen_q=4090, seqlen_k=4090), 0),
         # the layer before the distance
         ([pick("shipped"), pick("record", batch=8)], PROBLEM, 1),
         # the nearest of a layer, the first of equals

@@ -57,16 +57,16 @@ def test_the_users_record_comes_before_the_shipped_one_then_the_default(world: W
     world.shipped.answer = None
     dispatch.invalidate()
     pick = dispatch.lookup(PROBLEM, policy)
-    assert (pick.candidate, pick.layer) == (policy.default(PROBLEM.bucketed()), "default")
+    assert (pick.candidate, pick.layer) == (policy.default(PROBLEM.rounded()), "default")
     assert [passed.layer for passed in pick.passed] == ["record", "shipped"]
     assert "record: nothing for attention forward" in pick.reason
     assert "shipped: nothing for attention forward" in pick.reason
 
 
-def test_a_lookup_asks_for_the_bucket_and_the_present_environment(world: World) -> None:
+def test_a_lookup_asks_for_rounded_lengths_and_the_present_environment(world: World) -> None:
     dispatch.lookup(PROBLEM, A100(), device=3)
     (query,) = world.records.asked
-    assert query.problem == PROBLEM.bucketed()
+    assert query.problem == PROBLEM.rounded()
     assert query.arch == "A100"
     assert query.environment.gpu_name == "fake"
     assert not query.strict
@@ -78,16 +78,18 @@ def test_a_lookup_asks_for_the_bucket_and_the_present_environment(world: World) 
     assert query.kernels.code(default) is None
 
 
-def test_what_was_decided_is_remembered_and_buckets_share_it(world: World) -> None:
+def test_what_was_decided_is_remembered_and_near_lengths_share_it(world: World) -> None:
     policy = A100()
     pick = dispatch.lookup(PROBLEM, policy)
     assert dispatch.lookup(PROBLEM, policy) is pick
-    assert dispatch.lookup(replace(PROBLEM, seqlen_q=900), policy) is pick
+    assert dispatch.lookup(replace(PROBLEM, seqlen_q=PROBLEM.seqlen_q - 1), policy) is pick
     assert len(world.records.asked) == 1
     dispatch.lookup(replace(PROBLEM, seqlen_q=500), policy)
     dispatch.lookup(PROBLEM, RTX4090())
     dispatch.lookup(PROBLEM, policy, device=1)
     assert len(world.records.asked) == 4
+    backward = dispatch.lookup(BACKWARD, policy)
+    assert dispatch.lookup(replace(BACKWARD, seqlen_q=900), policy) is backward
 
 
 def test_mode_off_reads_no_records(world: World) -> None:
@@ -119,7 +121,7 @@ def test_a_backward_problem_is_decided_by_itself_and_by_its_determinism(world: W
             candidate = dispatch.lookup(problem, policy).candidate
             assert candidate.direction == problem.direction
             assert candidate.deterministic or not problem.deterministic
-        assert world.records.asked[-1].problem == problem.bucketed()
+        assert world.records.asked[-1].problem == problem.rounded()
     assert len(world.records.asked) == 3
 
 
@@ -137,7 +139,7 @@ def test_a_record_whose_pick_is_not_deterministic_serves_none_who_ask_for_that(
 
 
 def test_a_library_that_holds_another_kernel_is_refused(world: World) -> None:
-    default = A100().default(PROBLEM.bucketed())
+    default = A100().default(PROBLEM.rounded())
     other = A100().default(BACKWARD.bucketed())
     world.swapped[default.name] = other
     with pytest.raises(ArtifactError, match=f"holds {other.name}, wanted {default.name}"):
@@ -147,7 +149,7 @@ def test_a_library_that_holds_another_kernel_is_refused(world: World) -> None:
 def test_a_kernel_is_obtained_and_prepared_once(world: World) -> None:
     policy = A100()
     kernel: Any = dispatch.kernel_for(PROBLEM, policy, device=0)
-    assert kernel.candidate == policy.default(PROBLEM.bucketed())
+    assert kernel.candidate == policy.default(PROBLEM.rounded())
     assert kernel.prepared == [0]
     for length in (1000, 1001, 2000):
         problem = replace(PROBLEM, seqlen_q=length)
@@ -224,14 +226,14 @@ def test_a_tuned_pick_that_fails_gives_way_to_the_default(
     getattr(world, stage)[tuned.name] = error
     for length in (1000, 300):
         kernel: Any = dispatch.kernel_for(replace(PROBLEM, seqlen_q=length), policy, device=0)
-        assert kernel.candidate == policy.default(PROBLEM.bucketed())
+        assert kernel.candidate == policy.default(PROBLEM.rounded())
     assert [name for name, _ in world.obtained].count(tuned.name) == 1
     assert warnings(caplog) == [f"the tuned pick cannot be used, the default serves: {error}"]
 
 
 def test_when_the_default_fails_too_the_error_has_both_reasons(world: World) -> None:
     policy, tuned = A100(), other_candidate(A100())
-    default = policy.default(PROBLEM.bucketed())
+    default = policy.default(PROBLEM.rounded())
     world.records.answer = world.hit(tuned, "record")
     world.build_failures = {tuned.name: BuildError("reason one"), default.name: BuildError("two")}
     with pytest.raises(NoCandidateError, match=r"the tuned pick: reason one; the default: two"):
@@ -331,7 +333,7 @@ def test_a_search_that_fails_leaves_the_default(
     with settings.override(mode="tune"):
         for length in (1000, 1001):
             kernel: Any = dispatch.kernel_for(replace(PROBLEM, seqlen_q=length), policy, device=0)
-            assert kernel.candidate == policy.default(PROBLEM.bucketed())
+            assert kernel.candidate == policy.default(PROBLEM.rounded())
     assert len(searched) == 1
     assert any("nothing ran" in line for line in warnings(caplog))
 
@@ -380,7 +382,7 @@ def _seconds(action: Callable[[], object]) -> float:
 def test_a_library_is_really_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_kernel: Callable[..., Path]
 ) -> None:
-    name = A100().default(PROBLEM.bucketed()).name
+    name = A100().default(PROBLEM.rounded()).name
     stored = SimpleNamespace(digest="d" * 64, path=fake_kernel(f'-DNAME="{name}"'))
     monkeypatch.setattr(dispatch, "probe", lambda device: GPU)
     monkeypatch.setattr(dispatch, "detect", lambda device: A100())

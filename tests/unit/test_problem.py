@@ -150,3 +150,31 @@ def test_retention_counts_gemms_of_tokens_with_states() -> None:
     gemm_flops = 2 * 2 * 4 * 8 * 16 * 128
     assert problem.flops == 2 * gemm_flops
     assert replace(problem, direction="backward").flops == 5 * gemm_flops
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "expected"),
+    [(1, 16), (33, 64), (64, 64), (65, 80), (197, 208), (577, 592), (1024, 1024)],
+)
+def test_defaults_of_forwards_go_by_lengths_inside_a_bucket(seqlen: int, expected: int) -> None:
+    problem = Problem(seqlen_q=seqlen, seqlen_k=seqlen)
+    rounded = problem.rounded()
+    assert (rounded.seqlen_q, rounded.seqlen_k) == (expected, expected)
+    assert rounded.rounded() == rounded
+    assert rounded.bucketed() == problem.bucketed()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"direction": "backward"},
+        {"seqlen_q": 1},
+        {"packed_rows": (900, 900)},
+        {"op": "retnet", "mask": "explicit"},
+        {"op": "retention", "causal": True},
+    ],
+)
+def test_other_defaults_go_by_buckets(fields: dict[str, Any]) -> None:
+    problem = Problem(**({"seqlen_q": 577, "seqlen_k": 577} | fields))
+    assert not problem.goes_by_tiles
+    assert problem.rounded() == problem.bucketed()

@@ -436,8 +436,14 @@ def test_shipped_records_are_read_by_gpu_and_keep_only_measured_entries(tmp_path
     assert missed(shipped.find(query(environment=replace(H200, gpu_name="GPU")))) == "problem"
     assert missed(shipped.find(query(environment=Environment()))) == "gpu_name"
     assert missed(shipped.find(query(environment=replace(H200, num_sms=1)))) == "num_sms"
-    near = replace(PROBLEM, seqlen_q=9000, seqlen_k=9000)
-    assert not hit(shipped.find(query(near))).exact
+    assert not hit(shipped.find(query(replace(PROBLEM, batch=8)))).exact
+
+
+def test_shipped_picks_of_forwards_serve_the_lengths_that_were_measured(tmp_path: Path) -> None:
+    ship(tmp_path, "NVIDIA H200", [record()])
+    for seqlen, serves in ((2993, True), (3008, True), (2992, False), (3009, False), (9000, False)):
+        asked = query(replace(PROBLEM, seqlen_q=seqlen, seqlen_k=seqlen))
+        assert isinstance(ShippedRecords(tmp_path).find(asked), Hit) == serves
 
 
 def test_a_damaged_shipped_file_is_an_error(tmp_path: Path) -> None:

@@ -120,6 +120,11 @@ struct Problem {
   double bytes_moved() const;
   // The same with sequence lengths rounded up to the buckets that picks are recorded under.
   Problem bucketed() const;
+  // Whether defaults go by the number of tiles: of attention's forward, with more than the rows of one.
+  bool goes_by_tiles() const;
+  // The same with the lengths that its default is chosen for: multiples of 16 where they go by tiles, else its
+  // bucket's.
+  Problem rounded() const;
   // One line, e.g. "attention forward fp16 b4 h16 s4096 d128 causal".
   std::string describe() const;
 
@@ -129,6 +134,9 @@ struct Problem {
   bool operator==(Problem const& other) const;
   bool operator!=(Problem const& other) const { return !(*this == other); }
 };
+
+// Whether a shipped pick, measured on one problem, may serve the lengths of another.
+bool serves_lengths(Problem const& measured, Problem const& problem);
 
 // How far a recorded problem is from a bucketed one, in doublings; none where its kernel cannot stand in at all.
 // Picks further than kMaxDistance do not serve, defaults excepted.
@@ -283,7 +291,7 @@ struct BundledKernel {
 
 // A decision that a bundle holds, or that it made for a problem.
 struct Pick {
-  Problem problem;  // that was recorded, bucketed
+  Problem problem;  // that was recorded: of the user's own picks bucketed, else with rounded lengths
   size_t kernel = 0;
   LaunchKnobs launch;
   Layer layer = Layer::kDefault;

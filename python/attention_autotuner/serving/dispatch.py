@@ -105,7 +105,8 @@ class _Decisions:
         self.picks: Bounded[Any, Pick] = Bounded(MAX_MEMO)
         self.served: Bounded[Any, LoadedKernel] = Bounded(MAX_MEMO)
         self._lock = threading.RLock()
-        self._bucketed: dict[Any, Pick] = {}
+        self._rounded: dict[Any, Pick] = {}
+        self._untuned: set[Problem] = set()
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
         self._failed: dict[tuple[Candidate, int], str] = {}
         self._searched: set[Any] = set()
@@ -121,26 +122,28 @@ class _Decisions:
 
     def _forget_picks(self) -> None:
         """Drop the picks, but for those that are frozen."""
-        for key in list(self._bucketed):
+        for key in list(self._rounded):
             if self.settings.mode_of(key[0].direction) != "frozen":
-                del self._bucketed[key]
+                del self._rounded[key]
+        self._untuned.clear()
         self.picks.clear()
 
     def decide(self, problem: Problem, policy: Policy, device: int) -> Pick:
-        """The pick of the problem's bucket, remembered for both."""
+        """The pick for the problem's rounded lengths, remembered for both."""
         with self._lock:
-            bucket = (problem.bucketed(), policy, device)
-            pick = self._bucketed.get(bucket)
+            rounded = (problem.rounded(), policy, device)
+            pick = self._rounded.get(rounded)
             if pick is None:
                 here = environment_of(device, self.settings)
                 there = self._hierarchy.environment_of(policy, here)
                 pick, _ = self._hierarchy.choose(problem, policy, there)
-                self._bucketed[bucket] = pick
-                name, reason = pick.candidate.name, pick.reason or "it is first"
-                served = f"{bucket[0].describe()}, from {pick.layer}"
-                _log.debug("%s serves %s: %s", name, served, reason)
-                if self.settings.mode_of(problem.direction) != "off":
-                    warn_of_many(sum(p.layer == "default" for p in self._bucketed.values()))
+                self._rounded[rounded] = pick
+                served = f"{rounded[0].describe()}, from {pick.layer}"
+                reason = pick.reason or "it is first"
+                _log.debug("%s serves %s: %s", pick.candidate.name, served, reason)
+                if pick.layer == "default" and self.settings.mode_of(problem.direction) != "off":
+                    self._untuned.add(problem.bucketed())
+                    warn_of_many(len(self._untuned))
             self.picks.remember((problem, policy, device), pick)
         return pick
 
@@ -212,7 +215,7 @@ class _Decisions:
             except errors.ArtifactError as error:
                 self._failed[stand_in, device] = str(error)
                 _log.warning("a kernel of a bundle cannot be used: %s", error)
-        if pick.layer == "default" or pick.candidate == policy.default(problem.bucketed()):
+        if pick.layer == "default" or pick.candidate == policy.default(problem.rounded()):
             return self._ready(pick.candidate, policy, device, must_be_warm)
         reason = self._failed.get((pick.candidate, device))
         if reason is None:
@@ -223,9 +226,8 @@ class _Decisions:
             except (errors.ArtifactError, errors.BuildError) as error:
                 reason = self._failed[pick.candidate, device] = str(error)
                 _log.warning("the tuned pick cannot be used, the default serves: %s", error)
-        default = policy.default(problem.bucketed())
         try:
-            return self._ready(default, policy, device, must_be_warm)
+            return self._ready(policy.default(problem.rounded()), policy, device, must_be_warm)
         except (errors.ArtifactError, errors.BuildError) as error:
             raise errors.NoCandidateError(
                 f"no kernel for {problem.describe()}: the tuned pick: {reason}; the default: {error}"

@@ -112,22 +112,26 @@ def choose_picks(
         NoCandidateError: the policy has nothing legal for a problem.
         UnsupportedProblemError: a problem has score modifications, which the readers of bundles do not know.
     """
-    chosen: list[BundledPick] = []
+    chosen: dict[Problem, BundledPick] = {}
     defaults: dict[tuple[Any, ...], dict[Candidate, BundledPick]] = {}
-    for problem in dict.fromkeys(problem.bucketed() for problem in problems):
+    for problem in dict.fromkeys(problem.rounded() for problem in problems):
         names = problem.compiled_modifications
         if names:
             raise UnsupportedProblemError(f"bundles hold no score modifications yet, got {names}")
         pick, hit = hierarchy.choose(problem, policy, environment, with_records=with_records)
         default = policy.default(problem)
         if hit is not None:
-            chosen.append(_bundled(problem, hit))
+            recorded = problem.bucketed() if hit.layer == "record" else problem
+            chosen.setdefault(recorded, _bundled(recorded, hit))
             default = pick.candidate if lean else default
         of_kind = defaults.setdefault(kind_of(problem), {})
         of_kind.setdefault(
             default, BundledPick(problem=problem, candidate=default, layer="default")
         )
-    return chosen + [pick for of_kind in defaults.values() for pick in of_kind.values()]
+    return [
+        *chosen.values(),
+        *(pick for of_kind in defaults.values() for pick in of_kind.values()),
+    ]
 
 
 def kind_of(problem: Problem) -> tuple[Any, ...]:

@@ -109,9 +109,8 @@ class CacheHierarchy:
         """
         mode = self.settings.mode_of(problem.direction)
         if mode == "off":
-            off = Pick(
-                candidate=policy.default(problem.bucketed()), layer="default", reason="mode is off"
-            )
+            default = policy.default(problem.rounded())
+            off = Pick(candidate=default, layer="default", reason="mode is off")
             return off, None
         problem = self.asked(problem)
         query = Query(
@@ -136,10 +135,10 @@ class CacheHierarchy:
         return _pick(policy.default(problem), "default", passed), None
 
     def asked(self, problem: Problem) -> Problem:
-        """The problem whose pick serves a problem: its bucket's, and where mode is frozen a deterministic one."""
+        """The problem whose pick serves a problem: one of rounded lengths, and where mode is frozen deterministic."""
         frozen = self.settings.mode_of(problem.direction) == "frozen"
         deterministic = problem.deterministic or (frozen and problem.direction == "backward")
-        return replace(problem.bucketed(), deterministic=deterministic)
+        return replace(problem.rounded(), deterministic=deterministic)
 
     def gpus_of(self, policy: Policy) -> list[str]:
         """The driver's names of those GPUs of a policy's spec that records were measured on, in order."""

@@ -7,7 +7,7 @@ from math import inf
 
 from ..codegen.bundle import LAYERS, Bundle, BundledPick
 from ..core.problem import Problem
-from .lookup import MAX_DISTANCE, distance
+from .lookup import MAX_DISTANCE, distance, serves_lengths
 
 
 def bundled_pick(
@@ -15,8 +15,9 @@ def bundled_pick(
 ) -> BundledPick | None:
     """The pick that serves a problem, or None where none of its class does.
 
-    Layers answer in their order. Within one, the very bucket serves, else the nearest by
-    :func:`~.lookup.distance`, ties in the order of the index; the default serves whatever the distance.
+    Layers answer in their order. Within one, the very bucket serves, of picks that are not the user's own the very
+    rounded lengths, else the nearest by :func:`~.lookup.distance`, ties in the order of the index. The default serves
+    whatever the distance, shipped picks as :func:`~.lookup.serves_lengths` says.
 
     Args:
         bundle: where to look.
@@ -24,12 +25,14 @@ def bundled_pick(
         layers: that may answer.
         proven: measured picks without a proof may not.
     """
-    wanted = problem.bucketed()
     for layer in layers:
+        wanted = problem.bucketed() if layer == "record" else problem.rounded()
         bound = inf if layer == "default" else MAX_DISTANCE
         serving = []
         for place, pick in enumerate(bundle.picks):
             if pick.layer != layer or (proven and layer != "default" and pick.proof is None):
+                continue
+            if layer == "shipped" and not serves_lengths(pick.problem, problem):
                 continue
             apart = distance(wanted, pick.problem, bound=bound)
             if apart is not None:

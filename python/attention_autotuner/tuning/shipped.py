@@ -15,7 +15,7 @@ from ..core.problem import Problem
 from ..core.trust import parse_json
 from ..errors import RecordError
 from .locking import locked
-from .lookup import Document, Hit, Query, by_distance, compare
+from .lookup import Document, Hit, Query, by_distance, compare, serves_lengths
 from .record_schema import SCHEMA, TuningRecord
 from .records import Change, KeptRecord, RecordStore, kept_record
 from .shipped_lines import rekeyed_line, states, to_document
@@ -207,8 +207,10 @@ class ShippedRecords:
         for _, document in by_distance(enumerate(self._near(shipped_name(gpu), query)), query):
             answer = compare(document, query, "shipped")
             if isinstance(answer, Hit):
-                return answer
-            missed = missed or answer
+                if serves_lengths(answer.record.measured_problem, query.problem):
+                    return answer
+            else:
+                missed = missed or answer
         described = query.problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, recorded="no shipped record")
 

@@ -69,7 +69,7 @@ def explain(
     ranked = rank(problem, [c for c in offered if isinstance(c, Candidate)], policy.spec)
     known = [] if record is None else [_measured(entry, record) for entry in record.entries]
     by_name = {row.name: row for row in known}
-    serving = policy.default(problem).name if record is None else record.pick
+    serving = policy.default(problem.rounded()).name if record is None else record.pick
     rows = []
     for place, (candidate, estimate) in enumerate(ranked, start=1):
         row = by_name.pop(candidate.name, None)

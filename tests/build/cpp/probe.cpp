@@ -1,7 +1,7 @@
 // What the tests ask of the client beside its own command: one answer a line for each line of standard input.
 //
 //   json <text>        the value's kind, or the error
-//   bucket <problem>   bucketed sequence lengths, classes, causal offset, flops, bytes and description
+//   bucket <problem>   bucketed and rounded sequence lengths, classes, causal offset, flops, bytes and description
 //   round <value>      rounded to fp16 and to bf16
 //   params <problem>   sizes, where the diagonal hangs, and scale of its params
 //   workspace <bundle> <problem>   of the bundle's pick for attention forward, bytes
@@ -57,8 +57,10 @@ void show(at::json::Value const& value) {
 
 void bucket(at::Problem const& problem) {
   at::Problem const bucketed = problem.bucketed();
-  std::printf("%lld %lld %lld %lld %lld %.17g %.17g %s", static_cast<long long>(bucketed.seqlen_q),
-              static_cast<long long>(bucketed.seqlen_k), static_cast<long long>(problem.padded_dim_qk()),
+  at::Problem const rounded = problem.rounded();
+  std::printf("%lld %lld %lld %lld %lld %lld %lld %.17g %.17g %s", static_cast<long long>(bucketed.seqlen_q),
+              static_cast<long long>(bucketed.seqlen_k), static_cast<long long>(rounded.seqlen_q),
+              static_cast<long long>(rounded.seqlen_k), static_cast<long long>(problem.padded_dim_qk()),
               static_cast<long long>(problem.padded_dim_v()), static_cast<long long>(problem.causal_offset()),
               problem.flops(), problem.bytes_moved(), problem.describe().c_str());
 }

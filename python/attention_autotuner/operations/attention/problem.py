@@ -10,5 +10,6 @@ SEMANTICS = Semantics(
     scores={"none": "softmax"},
     alignments=("bottom_right", "top_left"),
     takes_key_bounds=True,
+    goes_by_tiles=True,
     modifications=COMPILED,
 )
