@@ -33,6 +33,7 @@ from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.errors import AttentionAutotunerError, BuildError, ToolchainError
 from attention_autotuner.serving import dispatch
+from attention_autotuner.tuning.bundled import listed_as
 from attention_autotuner.tuning.environment import collect
 
 from .results import ROOT, write
@@ -291,7 +292,9 @@ def picks_of(problems: Sequence[Problem], policy: Policy) -> list[BundledPick]:
     """The picks of dispatch for problems, as a bundle holds them."""
     picks = [(problem, dispatch.lookup(problem, policy)) for problem in problems]
     return [
-        BundledPick(problem=problem.bucketed(), candidate=pick.candidate, layer=str(pick.layer))
+        BundledPick(
+            problem=listed_as(problem, pick.layer), candidate=pick.candidate, layer=str(pick.layer)
+        )
         for problem, pick in picks
     ]
 

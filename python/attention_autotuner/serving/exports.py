@@ -15,6 +15,7 @@ from ..codegen.bundle import BundledPick
 from ..core.candidate import Candidate
 from ..core.problem import DTYPES, Problem, of_shape
 from ..errors import UnsupportedArchitectureError, UnsupportedProblemError
+from ..tuning.bundled import listed_as
 from ..tuning.environment import Environment, collect
 from ..tuning.lookup import Hit
 from ..tuning.record_schema import TuningRecord
@@ -121,7 +122,7 @@ def choose_picks(
         pick, hit = hierarchy.choose(problem, policy, environment, with_records=with_records)
         default = policy.default(problem)
         if hit is not None:
-            recorded = problem.bucketed() if hit.layer == "record" else problem
+            recorded = listed_as(problem, hit.layer)
             chosen.setdefault(recorded, _bundled(recorded, hit))
             default = pick.candidate if lean else default
         of_kind = defaults.setdefault(kind_of(problem), {})

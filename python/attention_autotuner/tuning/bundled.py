@@ -10,6 +10,11 @@ from ..core.problem import Problem
 from .lookup import MAX_DISTANCE, distance, serves_lengths
 
 
+def listed_as(problem: Problem, layer: str) -> Problem:
+    """The problem that a bundle lists a pick of a layer under: bucketed for the user's own, else of rounded lengths."""
+    return problem.bucketed() if layer == "record" else problem.rounded()
+
+
 def bundled_pick(
     bundle: Bundle, problem: Problem, *, layers: Sequence[str] = LAYERS, proven: bool = False
 ) -> BundledPick | None:
@@ -26,7 +31,7 @@ def bundled_pick(
         proven: measured picks without a proof may not.
     """
     for layer in layers:
-        wanted = problem.bucketed() if layer == "record" else problem.rounded()
+        wanted = listed_as(problem, layer)
         bound = inf if layer == "default" else MAX_DISTANCE
         serving = []
         for place, pick in enumerate(bundle.picks):
