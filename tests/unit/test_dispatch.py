@@ -293,8 +293,13 @@ def test_many_untuned_problems_get_one_warning(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = A100()
-    for batch in range(1, untuned.STORM + 20):
-        dispatch.lookup(replace(PROBLEM, batch=batch), policy)
+    for seqlen_q in (PROBLEM.seqlen_q, 900, 800):  # of one bucket, each with a default of its own
+        for batch in range(1, untuned.STORM):
+            dispatch.lookup(replace(PROBLEM, batch=batch, seqlen_q=seqlen_q), policy)
+        assert not warnings(caplog)
+    for batch in range(untuned.STORM, untuned.STORM + 20):
+        for seqlen_q in (PROBLEM.seqlen_q, 900):
+            dispatch.lookup(replace(PROBLEM, batch=batch, seqlen_q=seqlen_q), policy)
     assert len(warnings(caplog)) == 1
     assert "attention-autotuner tune" in warnings(caplog)[0]
 

@@ -105,7 +105,7 @@ class _Decisions:
         self.picks: Bounded[Any, Pick] = Bounded(MAX_MEMO)
         self.served: Bounded[Any, LoadedKernel] = Bounded(MAX_MEMO)
         self._lock = threading.RLock()
-        self._rounded: dict[Any, Pick] = {}
+        self._rounded: Bounded[Any, Pick] = Bounded(MAX_MEMO)
         self._untuned: set[Problem] = set()
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
         self._failed: dict[tuple[Candidate, int], str] = {}
@@ -137,13 +137,12 @@ class _Decisions:
                 here = environment_of(device, self.settings)
                 there = self._hierarchy.environment_of(policy, here)
                 pick, _ = self._hierarchy.choose(problem, policy, there)
-                self._rounded[rounded] = pick
+                self._rounded.remember(rounded, pick)
                 served = f"{rounded[0].describe()}, from {pick.layer}"
                 reason = pick.reason or "it is first"
                 _log.debug("%s serves %s: %s", pick.candidate.name, served, reason)
                 if pick.layer == "default" and self.settings.mode_of(problem.direction) != "off":
-                    self._untuned.add(problem.bucketed())
-                    warn_of_many(len(self._untuned))
+                    warn_of_many(problem.bucketed(), self._untuned)
             self.picks.remember((problem, policy, device), pick)
         return pick
 

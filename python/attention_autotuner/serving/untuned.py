@@ -50,13 +50,15 @@ def list_untuned(path: Path, problem: Problem) -> None:
         _log.warning("%s is not listed in %s: %s", problem.describe(), path, error)
 
 
-def warn_of_many(untuned: int) -> None:
-    """Warn once so many kinds of problem are served by kernels that nobody measured."""
-    if untuned == STORM:
+def warn_of_many(bucket: Problem, untuned: set[Problem]) -> None:
+    """Add a bucket to those that are served by kernels that nobody measured, and warn once they are many."""
+    before = len(untuned)
+    untuned.add(bucket)
+    if before < len(untuned) == STORM:
         _log.warning(
             "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
             "(`attention-autotuner tune`, or with UNTUNED_LOG `tune --problems`), or pad sequences to fewer lengths",
-            untuned,
+            len(untuned),
         )
 
 
