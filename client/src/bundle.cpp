@@ -195,7 +195,7 @@ Pick Bundle::pick(Problem const& problem) const {
     for (Pick const& pick : state_->picks) {
       if (pick.layer != layer) continue;
       if (layer == Layer::kShipped && !serves_lengths(pick.problem, problem)) continue;
-      auto apart = pick.problem == wanted ? -1.0 : distance(wanted, pick.problem);  // the very bucket before all
+      auto apart = pick.problem == wanted ? -1.0 : distance(wanted, pick.problem);  // the very one before all
       if (!apart || (layer != Layer::kDefault && *apart > kMaxDistance)) continue;
       if (best == nullptr || *apart < least) best = &pick, least = *apart;
     }

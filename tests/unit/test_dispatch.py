@@ -90,6 +90,14 @@ def test_what_was_decided_is_remembered_and_near_lengths_share_it(world: World) 
     assert len(world.records.asked) == 4
     backward = dispatch.lookup(BACKWARD, policy)
     assert dispatch.lookup(replace(BACKWARD, seqlen_q=900), policy) is backward
+    # Another decision of one bucket asks no records again, and says what they said.
+    other = dispatch.lookup(replace(PROBLEM, seqlen_q=900), policy)
+    assert other is not pick
+    assert other.passed[0] == pick.passed[0]
+    assert len(world.records.asked) == 5
+    dispatch.invalidate()
+    dispatch.lookup(replace(PROBLEM, seqlen_q=900), policy)
+    assert len(world.records.asked) == 6
 
 
 def test_mode_off_reads_no_records(world: World) -> None:

@@ -136,6 +136,20 @@ def test_every_common_problem_is_served_by_few_kernels(gpu: str, hierarchy: Cach
             assert pick.candidate == policy.default(pick.problem)
 
 
+def test_every_length_of_a_list_has_the_default_that_python_has(hierarchy: CacheHierarchy) -> None:
+    """Defaults of forwards are no step function of the length: the nearest one of another is a guess."""
+    policy = resolve("H200")
+    problems = [
+        Problem(batch=8, heads_q=12, heads_kv=12, dim_qk=64, dim_v=64, seqlen_q=n, seqlen_k=n)
+        for n in (197, 257, 577, 729, 800, 1025, 1500, 2049, 3000)
+    ]
+    environment = environment_of(policy, hierarchy)
+    picks = choose_picks(problems, policy, hierarchy, environment, with_records=False)
+    served = {pick.problem: pick.candidate for pick in picks if pick.layer == "default"}
+    assert served == {p.rounded(): policy.default(p.rounded()) for p in problems}
+    assert len(set(served.values())) < len(problems)
+
+
 def test_the_users_record_comes_first_and_the_default_stays(hierarchy: CacheHierarchy) -> None:
     hierarchy.records.put(record(PROBLEM, "NVIDIA A100-SXM4-80GB"))
     environment = environment_of(POLICY, hierarchy)

@@ -98,6 +98,16 @@ def test_without_a_record_the_default_serves_and_the_rest_is_untried() -> None:
     assert {row.fate for name, row in rows.items() if name != DEFAULT.name} == {"untried"}
 
 
+def test_a_default_of_rounded_lengths_that_is_not_offered_at_others_is_kept() -> None:
+    problem = Problem(
+        batch=16, heads_q=20, heads_kv=5, seqlen_q=63, seqlen_k=63, dim_qk=32, dim_v=32
+    )
+    policy = H100()
+    rows = explain(problem, policy)
+    (kept,) = (row for row in rows if row.fate == "kept")
+    assert kept.name == policy.default(problem.rounded()).name
+
+
 def test_measured_candidates_that_are_no_longer_offered_are_shown() -> None:
     stranger = forward(WINNER, num_stages=4)
     assert stranger not in RANKED

@@ -295,7 +295,7 @@ struct Pick {
   size_t kernel = 0;
   LaunchKnobs launch;
   Layer layer = Layer::kDefault;
-  double distance = 0;  // from the problem that was asked for; 0 for the very bucket
+  double distance = 0;  // from the problem that was asked for; 0 for the very lengths
   std::optional<std::string> gpu_name;
   std::optional<double> median_us;
   std::optional<double> estimate_us;
@@ -320,8 +320,8 @@ class Bundle {
   std::vector<BundledKernel> const& kernels() const;
   std::vector<Pick> const& picks() const;
 
-  // What serves a problem. Layers answer in the order record, shipped, predicted, default; within each the very bucket
-  // comes first, then the nearest one, the first of equals. Throws UnsupportedProblemError and NoKernelError.
+  // What serves a problem. Layers answer in the order record, shipped, predicted, default; within each the very one
+  // comes first, then the nearest, the first of equals; shipped picks as serves_lengths() says. Throws UnsupportedProblemError and NoKernelError.
   Pick pick(Problem const& problem) const;
 
   // Holds every library against its owner, its size and its SHA-256 and throws the BundleError of the first that fails.

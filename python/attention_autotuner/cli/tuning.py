@@ -103,7 +103,7 @@ def run_bucket(arguments: argparse.Namespace) -> int:
     """Measure what the pick of a problem's bucket costs at other lengths inside it.
 
     Race the pick that serves a problem at five lengths of its bucket, each against the best candidates for that length.
-    Needs a GPU; records nothing.
+    Defaults and shipped picks of attention's forward serve their own lengths alone. Needs a GPU; records nothing.
     """
     problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     pick = lookup(problem, policy)

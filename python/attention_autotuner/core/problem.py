@@ -92,6 +92,11 @@ FEW_QUERIES = 64  # the rows of the least tile
 LENGTH_STEP = 16  # tokens, to whose multiples lengths are rounded where defaults go by tiles
 
 
+def round_seqlen(seqlen: int) -> int:
+    """The multiple of 16 that a default is chosen for where defaults go by tiles: the nearest one above."""
+    return -(-seqlen // LENGTH_STEP) * LENGTH_STEP
+
+
 def bucket_seqlen(seqlen: int) -> int:
     """The power of two that a sequence length is recorded under: the nearest one above, at least 16."""
     return 1 << max(4, (seqlen - 1).bit_length())
@@ -335,8 +340,7 @@ class Problem:
         bucketed = self.bucketed()
         if not self.goes_by_tiles:
             return bucketed
-        lengths = (self.seqlen_q, self.seqlen_k)
-        seqlen_q, seqlen_k = (-(-length // LENGTH_STEP) * LENGTH_STEP for length in lengths)
+        seqlen_q, seqlen_k = round_seqlen(self.seqlen_q), round_seqlen(self.seqlen_k)
         return replace(bucketed, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 
     def describe(self) -> str:

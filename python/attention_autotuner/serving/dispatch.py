@@ -29,7 +29,7 @@ from ..tuning.environment import Environment, collect
 from .loader import LoadedKernel, load
 from .picks import CacheHierarchy, Pick
 from .siblings import warm_sibling
-from .untuned import take_untuned, warn_of_many
+from .untuned import Buckets, take_untuned
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class _Decisions:
         self.served: Bounded[Any, LoadedKernel] = Bounded(MAX_MEMO)
         self._lock = threading.RLock()
         self._rounded: Bounded[Any, Pick] = Bounded(MAX_MEMO)
-        self._untuned: set[Problem] = set()
+        self._buckets = Buckets()
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
         self._failed: dict[tuple[Candidate, int], str] = {}
         self._searched: set[Any] = set()
@@ -125,7 +125,7 @@ class _Decisions:
         for key in list(self._rounded):
             if self.settings.mode_of(key[0].direction) != "frozen":
                 del self._rounded[key]
-        self._untuned.clear()
+        self._buckets.clear()
         self.picks.clear()
 
     def decide(self, problem: Problem, policy: Policy, device: int) -> Pick:
@@ -136,13 +136,14 @@ class _Decisions:
             if pick is None:
                 here = environment_of(device, self.settings)
                 there = self._hierarchy.environment_of(policy, here)
-                pick, _ = self._hierarchy.choose(problem, policy, there)
+                bucket = (problem.bucketed(), policy, device)
+                known = self._buckets.unrecorded.get(bucket)
+                pick, _ = self._hierarchy.choose(problem, policy, there, unrecorded=known)
                 self._rounded.remember(rounded, pick)
+                self._buckets.note(bucket, pick)
                 served = f"{rounded[0].describe()}, from {pick.layer}"
                 reason = pick.reason or "it is first"
                 _log.debug("%s serves %s: %s", pick.candidate.name, served, reason)
-                if pick.layer == "default" and self.settings.mode_of(problem.direction) != "off":
-                    warn_of_many(problem.bucketed(), self._untuned)
             self.picks.remember((problem, policy, device), pick)
         return pick
 

@@ -114,7 +114,7 @@ def choose_picks(
         UnsupportedProblemError: a problem has score modifications, which the readers of bundles do not know.
     """
     chosen: dict[Problem, BundledPick] = {}
-    defaults: dict[tuple[Any, ...], dict[Candidate, BundledPick]] = {}
+    defaults: dict[tuple[Any, ...], dict[tuple[Candidate, Problem | None], BundledPick]] = {}
     for problem in dict.fromkeys(problem.rounded() for problem in problems):
         names = problem.compiled_modifications
         if names:
@@ -126,8 +126,10 @@ def choose_picks(
             chosen.setdefault(recorded, _bundled(recorded, hit))
             default = pick.candidate if lean else default
         of_kind = defaults.setdefault(kind_of(problem), {})
+        # Defaults that go by tiles differ from length to length, so that the nearest one of another is a poor guess.
+        place = problem if problem.goes_by_tiles else None
         of_kind.setdefault(
-            default, BundledPick(problem=problem, candidate=default, layer="default")
+            (default, place), BundledPick(problem=problem, candidate=default, layer="default")
         )
     return [
         *chosen.values(),

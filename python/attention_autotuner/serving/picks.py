@@ -94,6 +94,7 @@ class CacheHierarchy:
         environment: Environment,
         *,
         with_records: bool = True,
+        unrecorded: Passed | None = None,
     ) -> tuple[Pick, Hit | None]:
         """The pick of the first level that has one, with the record that it was read from.
 
@@ -103,6 +104,7 @@ class CacheHierarchy:
             environment: that records are compared with, field by field, see :meth:`environment_of`; None is not
                 compared.
             with_records: ask the user's own records, too.
+            unrecorded: what they answered for another problem of the bucket, so that they are not asked again.
 
         Raises:
             NoCandidateError: the policy has nothing legal for it.
@@ -125,8 +127,8 @@ class CacheHierarchy:
             ("record", (self._frozen if mode == "frozen" else self.records).find),
             ("shipped", self.shipped.find),
         ]
-        passed: list[Passed] = []
-        for layer, find in levels if with_records else levels[1:]:
+        passed = [] if unrecorded is None else [unrecorded]
+        for layer, find in levels if with_records and unrecorded is None else levels[1:]:
             answer = _ask(layer, find, query)
             if isinstance(answer, Hit):
                 pick = _pick(answer.candidate, layer, passed)

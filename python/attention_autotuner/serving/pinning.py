@@ -68,7 +68,9 @@ def pinned(problem: Problem, policy: Policy, names: Sequence[str]) -> Candidate 
     wanted = [name for name in names if not name.startswith(f"{problem.op}_{other}_")]
     if not wanted:
         return None
-    legal = {candidate.name: candidate for candidate in policy.legal(problem.bucketed())}
+    # Records name candidates of the bucket, defaults those of the rounded lengths.
+    offered = dict.fromkeys((problem.rounded(), problem.bucketed()))
+    legal = {candidate.name: candidate for at in offered for candidate in policy.legal(at)}
     described = f"{problem.describe()} on {policy.name}"
     for name in wanted:
         if name not in legal:

@@ -10,14 +10,21 @@ from typing import Any
 
 from ..codegen.files import append_line
 from ..core.identity import values_of
+from ..core.memo import Bounded
 from ..core.problem import Problem
 from ..core.trust import parse_json
 from ..errors import UnsupportedProblemError, UntunedError
 from ..settings import Settings
+from .picks import Passed, Pick
 
 _log = logging.getLogger(__name__)
 
+MAX_BUCKETS = 4096
 STORM = 32  # kinds of problem without a measured pick after which a warning says so
+MANY = (
+    "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
+    "(`attention-autotuner tune`, or with UNTUNED_LOG `tune --problems`), or pad sequences to fewer lengths"
+)
 
 
 def take_untuned(problem: Problem, arch: str, settings: Settings) -> None:
@@ -50,16 +57,32 @@ def list_untuned(path: Path, problem: Problem) -> None:
         _log.warning("%s is not listed in %s: %s", problem.describe(), path, error)
 
 
-def warn_of_many(bucket: Problem, untuned: set[Problem]) -> None:
-    """Add a bucket to those that are served by kernels that nobody measured, and warn once they are many."""
-    before = len(untuned)
-    untuned.add(bucket)
-    if before < len(untuned) == STORM:
-        _log.warning(
-            "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
-            "(`attention-autotuner tune`, or with UNTUNED_LOG `tune --problems`), or pad sequences to fewer lengths",
-            len(untuned),
-        )
+class Buckets:
+    """The record buckets that no record of the user's serves, and those that no measured pick serves at all.
+
+    Defaults go by lengths inside a bucket, so that many decisions are of one: records are looked for once, and a
+    warning of many kinds of problem counts buckets.
+    """
+
+    def __init__(self) -> None:
+        self.unrecorded: Bounded[Any, Passed] = Bounded(MAX_BUCKETS)
+        self._untuned: set[Any] = set()
+
+    def clear(self) -> None:
+        """Forget all, as records may have come."""
+        self.unrecorded.clear()
+        self._untuned.clear()
+
+    def note(self, bucket: Any, pick: Pick) -> None:
+        """Take in the pick of a problem in a bucket."""
+        for passed in pick.passed:  # nothing where mode is off
+            if passed.layer == "record":
+                self.unrecorded.remember(bucket, passed)
+        if pick.layer != "default" or not pick.passed or bucket in self._untuned:
+            return
+        self._untuned.add(bucket)
+        if len(self._untuned) == STORM:
+            _log.warning(MANY, STORM)
 
 
 def read_problems(path: Path) -> list[Problem]:

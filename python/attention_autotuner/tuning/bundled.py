@@ -37,7 +37,7 @@ def bundled_pick(
         for place, pick in enumerate(bundle.picks):
             if pick.layer != layer or (proven and layer != "default" and pick.proof is None):
                 continue
-            if layer == "shipped" and not serves_lengths(pick.problem, problem):
+            if layer == "shipped" and not serves_lengths(vars(pick.problem), problem):
                 continue
             apart = distance(wanted, pick.problem, bound=bound)
             if apart is not None:

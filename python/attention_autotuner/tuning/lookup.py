@@ -6,14 +6,14 @@ soft ones (driver, CUDA, compiler, torch, the list of candidates) are served, ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import Any, Literal, TypeVar
 
 from ..core.candidate import Candidate
 from ..core.outcome import Proof
-from ..core.problem import Problem
+from ..core.problem import Problem, round_seqlen
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
 from .record_schema import TuningRecord
 from .validity import Miss, PresentKernels, check, misfit
@@ -78,7 +78,7 @@ class Query:
     """The question of a lookup.
 
     Attributes:
-        problem: as called; bucketed by the lookup.
+        problem: as called, or with rounded lengths; bucketed by the lookup.
         arch: the policy's name.
         environment: the present one; fields that are None are not compared.
         space_digest: of the candidates that the policy offers now; None is not compared.
@@ -135,16 +135,20 @@ def _tiles(problem: Problem) -> int:
     return max(1, min(FULL_TILES, problem.batch * heads * -(-rows // TILE_ROWS)))
 
 
-def serves_lengths(measured: Problem, problem: Problem) -> bool:
-    """True where a shipped pick, measured on one problem, may serve the lengths of another.
+def serves_lengths(measured: Mapping[str, Any], problem: Problem) -> bool:
+    """True where a shipped pick may serve the lengths of a problem.
 
     Where defaults go by tiles, they are as fast as picks of other lengths: over 235 shapes between buckets, on an H200,
     shipped picks of near lengths took 1.03 times as long.
+
+    Args:
+        measured: fields of the problem that it was measured on, by name.
+        problem: as called.
     """
     if not problem.goes_by_tiles:
         return True
-    now, then = problem.rounded(), measured.rounded()
-    return (now.seqlen_q, now.seqlen_k) == (then.seqlen_q, then.seqlen_k)
+    lengths = ("seqlen_q", "seqlen_k")
+    return all(round_seqlen(measured[n]) == round_seqlen(getattr(problem, n)) for n in lengths)
 
 
 def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:

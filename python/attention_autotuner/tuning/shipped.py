@@ -195,7 +195,7 @@ class ShippedRecords:
         self._documents: dict[tuple[Any, ...], list[Document]] = {}
 
     def find(self, query: Query) -> Hit | Miss:
-        """The shipped record of a problem, else of the nearest bucket, else why not.
+        """The shipped record of a problem, else of the nearest bucket with its lengths, else why not.
 
         Raises:
             RecordError: a shipped file is damaged.
@@ -204,13 +204,16 @@ class ShippedRecords:
         if gpu is None:
             return Miss(field="gpu_name", expected="a known GPU", recorded="none on this machine")
         missed: Miss | None = None
-        for _, document in by_distance(enumerate(self._near(shipped_name(gpu), query)), query):
+        near = (
+            document
+            for document in self._near(shipped_name(gpu), query)
+            if serves_lengths(document["measured_problem"], query.problem)
+        )
+        for _, document in by_distance(enumerate(near), query):
             answer = compare(document, query, "shipped")
             if isinstance(answer, Hit):
-                if serves_lengths(answer.record.measured_problem, query.problem):
-                    return answer
-            else:
-                missed = missed or answer
+                return answer
+            missed = missed or answer
         described = query.problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, recorded="no shipped record")
 

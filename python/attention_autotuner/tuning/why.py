@@ -16,6 +16,7 @@ from .result import finite
 Fate = Literal["kept", "tied", "lost", "failed", "untried", "rejected"]
 ORDER: tuple[Fate, ...] = ("kept", "tied", "lost", "failed", "untried", "rejected")
 SHOWN = ("median_us", "ratio_to_best", "ratio_low", "ratio_high")  # of a measurement
+UNMEASURED = "the policy's default, nothing measured yet"
 UNTIMED = "picked without a timing of its own"
 
 
@@ -69,7 +70,8 @@ def explain(
     ranked = rank(problem, [c for c in offered if isinstance(c, Candidate)], policy.spec)
     known = [] if record is None else [_measured(entry, record) for entry in record.entries]
     by_name = {row.name: row for row in known}
-    serving = policy.default(problem.rounded()).name if record is None else record.pick
+    default = policy.default(problem.rounded())
+    serving = default.name if record is None else record.pick
     rows = []
     for place, (candidate, estimate) in enumerate(ranked, start=1):
         row = by_name.pop(candidate.name, None)
@@ -78,7 +80,7 @@ def explain(
             reason = f"ranked {place} by the cost model{slower}; limited by {estimate.limiter}"
             kept = candidate.name == serving
             if kept:
-                why = "the policy's default, nothing measured yet" if record is None else UNTIMED
+                why = UNMEASURED if record is None else UNTIMED
                 reason = f"{why}; {reason}"
             row = Explanation(
                 name=candidate.name,
@@ -89,6 +91,9 @@ def explain(
         us, limiter = finite(estimate.us), estimate.limiter
         rows.append(replace(row, rank=place, estimate_us=us, limiter=limiter))
     rows += by_name.values()  # measured once, but no longer offered by the policy
+    if record is None and default not in offered:
+        reason = f"{UNMEASURED}; offered for {problem.rounded().describe()}"
+        rows.append(Explanation(name=serving, config=default.config, fate="kept", reason=reason))
     rows += [
         Explanation(
             name="",

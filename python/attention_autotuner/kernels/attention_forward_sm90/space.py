@@ -109,7 +109,7 @@ PREFERENCES: tuple[Preference, ...] = (
         modifications=frozenset(("softcap",)),
     ),
     Preference(up_to=(64, 64), plan=(4, "scores_first"), block_n=(64,), ping_pong=True),
-    Preference(up_to=(80, 80), plan=(3, "serial"), block_n=(96,), ping_pong=True),
+    Preference(up_to=(80, 80), plan=(3, "scores_first"), block_n=(96,), ping_pong=True),
     Preference(up_to=(112, 112), plan=(3, "scores_first"), block_n=(96,), ping_pong=True),
     *(
         Preference(
@@ -181,6 +181,8 @@ def _modified(problem: Problem, spec: ArchSpec) -> Iterator[tuple[Plan, Schedule
     ]
     if problem.packed:
         yield from ((plan, "dynamic") for plan in plans)
+        return
+    if not plans:  # V is wider than any row takes
         return
     first, *rest = plans
     fewer: dict[int, Plan] = {}
