@@ -133,3 +133,18 @@ def test_partial_results_are_counted() -> None:
 def test_splits_need_the_knob_for_them(splits: int) -> None:
     with pytest.raises(ValueError, match=f"or more with split_kv, got {splits}"):
         replace(knobs_of(default(A100(), LONG)), split_kv=False, splits=splits)
+
+
+@pytest.mark.parametrize("policy", [A100(), H100()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("seqlen_q", [1, 65, 128, 200])
+def test_no_window_builds_another_kernel(policy: Policy, seqlen_q: int) -> None:
+    sizes: dict[str, Any] = {
+        "batch": 1,
+        "heads_q": 4,
+        "heads_kv": 4,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": 8128,
+    }
+    windows = ((500, 0), (3, -1), (-1, 0), (4000, 5))
+    problems = [Problem(window_size=window, **sizes) for window in windows]
+    assert len({policy.default(problem).compiled for problem in problems}) == 1

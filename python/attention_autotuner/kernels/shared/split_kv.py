@@ -101,9 +101,12 @@ def queries_are_few(problem: Problem, least: int) -> bool:
 
 
 def keys_should_split(problem: Problem, block: int, spec: ArchSpec) -> bool:
-    """True where tiles of ``block`` queries leave half of the SMs idle, and keys are long."""
+    """True where tiles of ``block`` queries leave half of the SMs idle, and keys are long.
+
+    A window does not count, though it may leave too few of them to split: another one would be another kernel's.
+    """
     tiles = -(-problem.seqlen_q // block) * problem.heads_q * problem.batch
-    return 2 * tiles <= spec.num_sms and visible_keys(problem) >= LONG_KEYS * problem.seqlen_q
+    return 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q
 
 
 def split_counts(problem: Problem, knobs: SplitKnobs, slots: int) -> list[int]:
