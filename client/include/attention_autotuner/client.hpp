@@ -321,7 +321,8 @@ class Bundle {
   std::vector<Pick> const& picks() const;
 
   // What serves a problem. Layers answer in the order record, shipped, predicted, default; within each the very one
-  // comes first, then the nearest, the first of equals; shipped picks as serves_lengths() says. Throws UnsupportedProblemError and NoKernelError.
+  // comes first, then the nearest, the first of equals; shipped picks as serves_lengths() says. Throws
+  // UnsupportedProblemError and NoKernelError.
   Pick pick(Problem const& problem) const;
 
   // Holds every library against its owner, its size and its SHA-256 and throws the BundleError of the first that fails.

@@ -327,7 +327,7 @@ class Problem:
 
     @property
     def goes_by_tiles(self) -> bool:
-        """True where defaults go by the number of tiles: of attention's forward, with more than the rows of one."""
+        """True where defaults go by the number of tiles, as of attention's forward with more than the rows of one."""
         forward = self.semantics.goes_by_tiles and self.direction == "forward"
         return forward and not self.packed and self.seqlen_q > FEW_QUERIES
 
