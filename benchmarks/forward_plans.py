@@ -10,27 +10,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from scipy.optimize import minimize
 
 from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.plans import Costs, Plan, plans_of, times_of
 
 from .suites import shape
 
-LAUNCH_US = {
-    False: 3.2,
-    True: 2.9,
-}  # of every launch, without and with a causal mask, so no matter of the choice
+LAUNCH_US = (3.2, 2.9)
+"""Of every launch, so that the choice does not go by it; without a causal mask, and with one."""
 _STAGES = re.compile(r"_q\dk\dv\d_o[qd]")
 
 
@@ -51,9 +49,9 @@ def read_races(path: Path) -> tuple[Race, ...]:
     """The races of a file.
 
     Raises:
-        OSError, lzma.LZMAError, ValueError, KeyError: it cannot be read, or holds something else.
+        OSError, ValueError, KeyError: it cannot be read, or holds something else.
     """
-    document = json.loads(lzma.decompress(path.read_bytes()))
+    document = json.loads(read_text(path))
     return tuple(
         Race(
             problem=shape(race["shape"], dtype="bf16"),
@@ -81,11 +79,6 @@ def regrets(
 def default_of(policy: Policy) -> Callable[[Problem], str]:
     """The label of the default's knobs, as a call has it."""
     return lambda problem: policy.default(problem.rounded()).knobs.label
-
-
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """The geometric mean of some ratios."""
-    return exp(fmean(map(log, ratios)))
 
 
 def fit(races: Iterable[Race], plan: Plan, *, causal: bool, sms: int) -> Costs:

@@ -187,9 +187,8 @@ std::vector<Pick> const& Bundle::picks() const { return state_->picks; }
 
 Pick Bundle::pick(Problem const& problem) const {
   problem.check();
-  Problem const bucketed = problem.bucketed(), rounded = problem.rounded();
   for (Layer const layer : kOrder) {
-    Problem const& wanted = layer == Layer::kRecord ? bucketed : rounded;
+    Problem const wanted = listed_as(problem, layer);
     Pick const* best = nullptr;
     double least = 0;
     for (Pick const& pick : state_->picks) {

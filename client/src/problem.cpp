@@ -237,6 +237,10 @@ std::optional<double> distance(Problem const& problem, Problem const& recorded) 
   return apart;
 }
 
+Problem listed_as(Problem const& problem, Layer layer) {
+  return layer == Layer::kRecord ? problem.bucketed() : problem.rounded();
+}
+
 bool serves_lengths(Problem const& measured, Problem const& problem) {
   if (!problem.goes_by_tiles()) return true;
   Problem const now = problem.rounded(), then = measured.rounded();

@@ -35,7 +35,7 @@ void print_pick(at::Bundle const& bundle, at::Problem const& problem, bool load)
   at::Pick const pick = bundle.pick(problem);
   at::BundledKernel const& kernel = bundle.kernels()[pick.kernel];
   if (load) bundle.kernel(pick);
-  bool const exact = pick.problem == (pick.layer == at::Layer::kRecord ? problem.bucketed() : problem.rounded());
+  bool const exact = pick.problem == at::listed_as(problem, pick.layer);
   std::printf(
       "{\"problem\": %s, \"bucketed\": %s, \"name\": %s, \"layer\": %s, \"exact\": %s, \"distance\": %s, \"recorded\": "
       "%s, \"digest\": %s, \"library\": %s, \"median_us\": %s, \"estimate_us\": %s}\n",

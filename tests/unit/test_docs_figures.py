@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 from collections.abc import Iterator
 from statistics import geometric_mean
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from attention_autotuner.codegen.files import read_text
 from attention_autotuner.tuning.sampling import GRAPH_BELOW_US
 from tests.result_files import result, summary
 from tests.snippets.pages import REPOSITORY
@@ -308,7 +308,7 @@ def test_ratios_in_the_kernel_log_are_those_of_its_runs(
     heading: str, group: str, versions: str, columns: tuple[tuple[int, bool], ...]
 ) -> None:
     path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_sm80.json.xz"
-    log, rows = json.loads(lzma.decompress(path.read_bytes())), rows_of(heading)
+    log, rows = json.loads(read_text(path)), rows_of(heading)
     for version in versions:
         speeds = shapes_of(log[group] if group else log, version)
         cells = rows[version][2:5]
@@ -317,3 +317,16 @@ def test_ratios_in_the_kernel_log_are_those_of_its_runs(
             if ratios:  # the page's were rounded from times with more digits
                 expected = [speeds[dim, seqlen, causal] for seqlen, causal in columns]
                 assert ratios == pytest.approx(expected, abs=0.01), (version, dim)
+
+
+def test_backward_defaults_between_buckets_are_as_the_log_says() -> None:
+    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
+    races = json.loads(read_text(path))["backward_defaults_between_buckets"]["races"]
+    ratios = [
+        race["us"][race["of_exact_length"]] / race["us"][race["of_bucket"]]
+        for race in races
+        if race["of_exact_length"] != race["of_bucket"]
+        and 257 <= int(re.findall(r" s(\d+) ", race["shape"])[0]) <= 1500
+    ]
+    said = f"{geometric_mean(ratios):.2f} times as long over {len(ratios)} shapes of 257 to 1500"
+    assert said in (REPOSITORY / "docs/kernel_log.md").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from math import log2
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from benchmarks.forward_plans import (
     Race,
     default_of,
     fit,
-    geometric_mean,
     main,
     read_races,
     regrets,
@@ -53,6 +53,14 @@ def test_the_log_says_what_the_races_say(races: tuple[Race, ...], repository: Pa
     (said,) = re.findall(r"\| (1\.\d+) over all, 1\.\d+ over \d+ shapes at powers of two", log)
     assert float(said) == pytest.approx(geometric_mean(ratios(races, default_of(POLICY))), abs=3e-3)
     assert f"Races of {len(races)} shapes" in log
+    of_64 = [race for race in races if race.problem.dim_qk == 64 and not race.problem.causal]
+    for batch, heads, seqlen in ((8, 12, 577), (32, 16, 257), (64, 12, 257)):
+        size = (batch, heads, seqlen)
+        race = next(
+            r for r in of_64 if (r.problem.batch, r.problem.heads_q, r.problem.seqlen_q) == size
+        )
+        us = min(race.us.values()) * next(ratio for _, ratio in regrets([race], default_of(POLICY)))
+        assert re.search(rf"are {us:.1f} at {batch} x {heads} x {seqlen}\b", log)
 
 
 def test_costs_of_tiles_are_found_again_from_times_that_have_them() -> None:

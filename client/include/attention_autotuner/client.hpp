@@ -135,6 +135,9 @@ struct Problem {
   bool operator!=(Problem const& other) const { return !(*this == other); }
 };
 
+// The problem that a bundle lists a pick of a layer under: bucketed for the user's own, else of rounded lengths.
+Problem listed_as(Problem const& problem, Layer layer);
+
 // Whether a shipped pick, measured on one problem, may serve the lengths of another.
 bool serves_lengths(Problem const& measured, Problem const& problem);
 

@@ -114,7 +114,7 @@ def choose_picks(
         UnsupportedProblemError: a problem has score modifications, which the readers of bundles do not know.
     """
     chosen: dict[Problem, BundledPick] = {}
-    defaults: dict[tuple[Any, ...], dict[tuple[Candidate, Problem | None], BundledPick]] = {}
+    defaults: dict[tuple[tuple[Any, ...], Candidate, Problem | None], BundledPick] = {}
     for problem in dict.fromkeys(problem.rounded() for problem in problems):
         names = problem.compiled_modifications
         if names:
@@ -125,16 +125,13 @@ def choose_picks(
             recorded = listed_as(problem, hit.layer)
             chosen.setdefault(recorded, _bundled(recorded, hit))
             default = pick.candidate if lean else default
-        of_kind = defaults.setdefault(kind_of(problem), {})
         # Defaults that go by tiles differ from length to length, so that the nearest one of another is a poor guess.
         place = problem if problem.goes_by_tiles else None
-        of_kind.setdefault(
-            (default, place), BundledPick(problem=problem, candidate=default, layer="default")
+        defaults.setdefault(
+            (kind_of(problem), default, place),
+            BundledPick(problem=problem, candidate=default, layer="default"),
         )
-    return [
-        *chosen.values(),
-        *(pick for of_kind in defaults.values() for pick in of_kind.values()),
-    ]
+    return [*chosen.values(), *defaults.values()]
 
 
 def kind_of(problem: Problem) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ Mainloop = Literal["strict", "serial", "scores_first", "overlap", "overlap_flat"
 Output = Literal["through_q", "direct"]
 Schedule = Literal["grid", "static", "dynamic"]
 
+WARPGROUP_ROWS = 64  # queries of a tile for each warpgroup: of one wgmma
 OUTPUT_LABELS: dict[Output, str] = {"through_q": "oq", "direct": "od"}  # in candidates' names
 
 
@@ -82,7 +83,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     @property
     def block_m(self) -> int:
         """Query rows of one CTA tile."""
-        return 64 * self.warpgroups
+        return WARPGROUP_ROWS * self.warpgroups
 
     @property
     def score_keys(self) -> int:

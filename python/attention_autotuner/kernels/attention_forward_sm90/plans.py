@@ -15,9 +15,8 @@ from statistics import fmean, pstdev
 from ...arch.spec import ArchSpec
 from ...core.problem import NO_WINDOW, Problem
 from ..shared.schedule import tiles_of
-from .knobs import Mainloop, Schedule
+from .knobs import WARPGROUP_ROWS, Mainloop, Schedule
 
-WARPGROUP_ROWS = 64
 Costs = tuple[float, float]  # microseconds of a tile of rows beside its steps, and of a step
 
 

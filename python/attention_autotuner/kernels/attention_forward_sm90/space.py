@@ -12,8 +12,8 @@ from ...core.problem import Problem
 from ..shared.passes import first_legal, points_of
 from ..shared.split_kv import keys_should_split, queries_are_few, rows_of_group, split_counts
 from . import masked_space
-from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
-from .plans import WARPGROUP_ROWS, Plan, by_time, plans_of
+from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs, Mainloop, Output, Schedule
+from .plans import Plan, by_time, plans_of
 from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
 
 Variation = tuple[bool, bool, Schedule]  # optimistic, ping_pong, schedule
