@@ -173,8 +173,8 @@ MISTAKES = {
     ),
     "far_rows_seen": (
         *("fused", "window", "attention_backward_sm90/scores.cuh"),
-        "if (common.end_of_queries(first_row()) < column + T::kBlockColumns) return true;",
-        "",
+        "end = T::kModified ? common.end_of_queries(first) : INT32_MAX;",
+        "end = INT32_MAX;",
     ),
 }
 

@@ -238,6 +238,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     }
     if (Base::steps() == 0) return Sums::write_nothing(*this);
     Base::load_row_values();
+    Base::find_whole_tiles();
     if constexpr (T::kTmaStores && !T::kResultsApart) release_stored_rows();
     Base::wait_for_rows(0);
     if constexpr (T::kHasDs && !T::kLateRows) Base::wait_for_rows(1);

@@ -172,6 +172,7 @@ struct BackwardPassSm90SharedRows : BackwardPassSm90Consumer<Role> {
       for (int i = 0; i < T::kDepth / 2; ++i) dq_or_dk[i] = 0.0f;
     }
     if (Base::steps() == 0) return;
+    Base::find_whole_tiles();
     // Both wait for both, though each reads one: so neither releases those of the next block before the other.
     Base::wait_for_rows(0);
     Base::wait_for_rows(1);
