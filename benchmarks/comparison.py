@@ -230,7 +230,8 @@ class Comparison:
         if timing is None or not isfinite(timing.median_us):
             failed = self._outcomes.get(name) if timing is None else timing.outcome
             kind, reason = ("untimed", "") if failed is None else (failed.kind, failed.reason)
-            return {"outcome": {"kind": kind, "reason": reason}}
+            # Of a compiler's messages the first line says why; what follows can be pages of its input.
+            return {"outcome": {"kind": kind, "reason": reason.partition("\n")[0]}}
         work = self._work(label if opponent is None else opponent.ours, opponent)
         figures = {name: getattr(timing, name) for name in ("median_us", "spread_us", "samples")}
         return {**figures, "tflops": work / timing.median_us / 1e6}

@@ -348,7 +348,7 @@ def test_all_kernels_are_built_in_one_batch_before_the_first_race() -> None:
 
 def test_baselines_that_fail_or_cannot_are_reasons_of_their_row(tmp_path: Path) -> None:
     def time_us(problem: Problem, name: str) -> float | Outcome:
-        return Crashed(reason="RuntimeError: no kernel") if "cudnn" in name else 100.0
+        return Crashed(reason="RuntimeError: no kernel\n  input") if "cudnn" in name else 100.0
 
     baselines = [Quiet(name) for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")]
     wanted = trials(["models"], words=["deepseek"], modes=["forward"])
