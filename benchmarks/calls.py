@@ -114,10 +114,12 @@ class ForwardCall(Call):
 
     def _bind(self, inputs: Inputs) -> Callable[[], Results]:
         leaves, others = self._read(inputs)
+        # FlexAttention leaves the kernels of flash-attn 4 where a tensor that bends scores could have a gradient.
+        tensors = [x.detach() for x in (*leaves, *others)]
 
         def call() -> Results:
             with torch.no_grad():
-                return (self.function(*leaves, *others),)
+                return (self.function(*tensors),)
 
         return call
 

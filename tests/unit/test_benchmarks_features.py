@@ -81,6 +81,18 @@ def test_packed_sequences_are_called_without_padding(name: str) -> None:
     assert BASELINES["sdpa_cudnn"].available(PACKED) == ""
 
 
+def test_a_forward_reads_nothing_that_could_have_a_gradient() -> None:
+    seen: list[bool] = []
+
+    def function(q: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        seen.extend(x.requires_grad for x in (q, *others))
+        return q
+
+    call = calls.ForwardCall(name="o", function=function, others=others_of(SINKS))
+    call.prepare([make_inputs(SINKS, seed=0, device="cpu")], [])
+    assert seen == [False] * (3 + len(others_of(SINKS)))
+
+
 @pytest.mark.parametrize("kind", [BackwardCall, StepCall])
 @pytest.mark.parametrize("reads", [True, False])
 def test_what_is_learned_has_its_gradient_timed_too(kind: Any, reads: bool) -> None:
