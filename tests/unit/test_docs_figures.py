@@ -330,3 +330,27 @@ def test_backward_defaults_between_buckets_are_as_the_log_says() -> None:
     ]
     said = f"{geometric_mean(ratios):.2f} times as long over {len(ratios)} shapes of 257 to 1500"
     assert said in (REPOSITORY / "docs/kernel_log.md").read_text(encoding="utf-8")
+
+
+def test_whole_tiles_found_once_are_as_the_log_says() -> None:
+    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
+    races = json.loads(read_text(path))["attention_backward_sm90_whole_tiles"]["races"]
+    ratios = {
+        race["shape"]: f"{race['us']['found once'] / race['us']['before']:.3f}"
+        for race in races
+        if {"found once", "before"} <= race["us"].keys()
+    }
+
+    def of(kind: str) -> list[str]:
+        shapes = [f"{kind} d{dim} {seqlen}" for dim in (64, 128) for seqlen in (4096, 16384)]
+        return [ratios[shape] for shape in shapes]
+
+    prefix, documents, softcap = map(of, ("prefix", "documents", "softcap"))
+    text = words_of("kernel_log.md")
+    for sentence in (
+        f"prefix {prefix[0]} and {prefix[1]} at d64 (4k and 16k tokens), {prefix[2]} and {prefix[3]} at d128",
+        f"documents {', '.join(documents[:3])} and {documents[3]}",
+        f"softcap {softcap[0]} and {softcap[1]}",
+        f"| {softcap[2]} and {softcap[3]}: there are no registers",
+    ):
+        assert sentence in text
