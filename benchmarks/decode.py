@@ -36,6 +36,7 @@ from . import results
 from .contenders import PICK, Selection, select, usable
 from .run import opened
 from .search import search
+from .settling import settle_and_ship
 
 DECODE = of_shape((64, 8, 1, 256, 512), op="retention", form="recurrent", causal=True)
 """One token of retention for every sequence of a batch, in the form that decoding asks for."""
@@ -137,7 +138,7 @@ def summarise(rates: Mapping[str, float], names: Sequence[str], problem: Problem
 
 
 def confirmed(selection: Selection, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem's row as :func:`.results.settle_and_ship` reads it: the pick, or the default where that is as fast.
+    """A problem's row as :func:`.settling.settle_and_ship` reads it: the pick, or the default where that is as fast.
 
     Args:
         selection: of the problem; both were timed.
@@ -206,7 +207,7 @@ def compare(
         print(f"{row['candidate']}: {figures} of a copy's {summary['copy_gb_per_s']:.0f} GB/s")
     rows = [confirmed(selection, summary) for selection in selections]
     summary["rows"].sort(key=lambda row: row["candidate"] != rows[0]["pick"])
-    results.settle_and_ship(rows, policy, records, pipeline.environment, options.ship, print)
+    settle_and_ship(rows, policy, records, pipeline.environment, options.ship, print)
     late = missed(summary)
     print("missed: " + ", ".join(late) if late else "the bar is met")
     if options.output is not None:

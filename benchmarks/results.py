@@ -7,8 +7,8 @@ earlier run stays until it is measured again; a trial that has never been measur
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import exp, log
 from pathlib import Path
 from statistics import NormalDist, geometric_mean
@@ -19,14 +19,10 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment, installed_version
-from attention_autotuner.tuning.lookup import Hit, Query
-from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipping import evidence_path, ship
-from attention_autotuner.tuning.validity import PresentKernels
 
 from .baselines import BASELINES
 from .baselines.base import MODES
-from .contenders import DETERMINISTIC, PICK, variants
+from .contenders import DETERMINISTIC
 from .suites import Suite, Trial
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -350,44 +346,3 @@ def speed_text(ratio: Mapping[str, float] | None) -> str:
     speed, error = ratio["ratio"], ratio["error"]
     mark = {"faster": "", "even": "=", "slower": "!"}[standing(speed, error)]
     return f"{ratio_text(speed)} {half_width(speed, error)}{mark}"
-
-
-# --- records --------------------------------------------------------------------------------------
-
-
-def evidence_file(folder: Path, gpu_name: str) -> Path:
-    """The evidence for a GPU's shipped picks; that for the package's is among the results."""
-    if folder.resolve() == TUNED:
-        return RESULTS / slug(gpu_name) / "records.jsonl.xz"
-    return evidence_path(folder, gpu_name)
-
-
-def settle_and_ship(
-    rows: Sequence[Mapping[str, Any]],
-    policy: Policy,
-    records: RecordStore,
-    environment: Environment,
-    folder: Path | None,
-    say: Callable[[str], None],
-) -> None:
-    """Write the rows' outcomes to their records: confirmed, or the default after all.
-
-    Where a folder of shipped files is named, the picks of the rows' problems, as they are then, go there.
-    """
-    settled = []
-    for row in rows:
-        for label, problem in zip((PICK, DETERMINISTIC), variants(problem_of(row)), strict=False):
-            pick = row["pick"] if label == PICK else row[label]["pick"]
-            query = Query(
-                problem=problem, arch=policy.name, environment=environment, kernels=PresentKernels()
-            )
-            hit = records.find(query)
-            if not isinstance(hit, Hit) or not hit.exact:
-                continue
-            record = hit.record
-            if "median_us" in row["entries"][label] and record.entry(pick) is not None:
-                record = records.put(replace(record, pick=pick, confirmed=True))
-            settled.append(record)
-    if folder is not None and settled:
-        gpu_name = environment.gpu_name or "unknown"
-        say(f"wrote {ship(folder, gpu_name, settled, evidence_file(folder, gpu_name))}")

@@ -34,16 +34,17 @@ from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipping import evidence, trimmed
+from attention_autotuner.tuning.shipping import trimmed
 
 from .baselines import BASELINES
 from .baselines.base import MODES
 from .baselines.flash_attn import FROM_SITE, add_site
 from .calls import inputs_of, side_by_side
 from .contenders import variants
-from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
+from .results import RESULTS, ROOT, SuiteFile, table
 from .search import search
 from .session import Session
+from .settling import all_evidence, settle_and_ship
 from .suites import SUITES, Trial, Tuning, trials
 
 DEFAULT_SUITES = "models,short,decode"
@@ -159,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jobs=settings.jobs or os.cpu_count() or 1,
             started=STARTED,
         )
-        return compare(session, options.output, records, options.ship)
+        again = options.again is not None
+        return compare(session, options.output, records, options.ship, again=again)
 
 
 def both(arguments: Sequence[str]) -> int:
@@ -220,7 +222,7 @@ def tune(
         problems = list(dict.fromkeys(v for trial in members for v in variants(trial.problem)))
         if options.again is not None:
             gpu_name = pipeline.environment.gpu_name or "unknown"
-            held = evidence(evidence_file(options.again, gpu_name))
+            held = all_evidence(options.again, gpu_name)
             known = [entry.candidate for r in held.values() for entry in trimmed(r).entries]
             pool_of = class_pools.known_pools(problems, policy, known)
         else:
@@ -233,7 +235,12 @@ def tune(
 
 
 def compare(
-    session: Session, output: Path, records: RecordStore, ship_to: Path | None = None
+    session: Session,
+    output: Path,
+    records: RecordStore,
+    ship_to: Path | None = None,
+    *,
+    again: bool = False,
 ) -> int:
     """Do a session, write each suite's file as it grows, settle the records, and print the tables.
 
@@ -242,6 +249,7 @@ def compare(
         output: folder of all results.
         records: those of tuned grids are confirmed or taken back.
         ship_to: folder to write the settled picks to.
+        again: True where they come of races among kernels that were shipped before.
     """
     files: dict[str, SuiteFile] = {}
     rows = []
@@ -259,7 +267,7 @@ def compare(
         elif suite.tuning is not None and session.defaults:
             rows.append(result)
     environment = session.pipeline.environment
-    settle_and_ship(rows, session.policy, records, environment, ship_to, say)
+    settle_and_ship(rows, session.policy, records, environment, ship_to, say, again=again)
     missed = []
     for file in files.values():
         document = file.document()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import run
+from benchmarks.settling import all_evidence, evidence_file, settle_and_ship
 from benchmarks.suites import trials
 from tests.fake_benchmark import (
     GPU,
@@ -134,6 +135,22 @@ def test_shipped_picks_are_timed_again_without_a_new_search(tmp_path: Path) -> N
     }
     assert len(held) >= shipping.ENTRIES
     assert set(batch) == held | {POLICY.default(problem).name for problem in problems}
+
+
+def test_evidence_of_picks_that_were_timed_again_is_apart(tmp_path: Path) -> None:
+    gpu = GPU.gpu_name
+    assert gpu is not None
+    records = RecordStore(tmp_path / "records")
+    (record,) = run_search([SHORT], FakePipeline(), records)
+    row = {"problem": asdict(SHORT), "pick": record.pick, "entries": {"pick": {}}}
+    says: list[str] = []
+    for again, lines in ((False, 1), (True, 2)):
+        settle_and_ship([row], POLICY, records, GPU, tmp_path, says.append, again=again)
+        assert len(says) == lines
+    searched, apart = (evidence_file(tmp_path, gpu, again=again) for again in (False, True))
+    assert apart == searched.parent / "again" / searched.name
+    assert apart.read_text() == searched.read_text() != ""
+    assert all_evidence(tmp_path, gpu) == shipping.evidence(searched)
 
 
 def test_a_suite_is_tuned_by_its_settings_unless_told_otherwise(

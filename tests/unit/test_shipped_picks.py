@@ -14,9 +14,8 @@ from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.kernels import legality
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.shipped import ShippedPicks, read_shipped
-from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.validity import Miss, PresentKernels, check
-from benchmarks.results import evidence_file
+from benchmarks.settling import all_evidence
 from tests.knob_schemas import KnobsOfAnotherDay
 
 TUNED = Path(str(files("attention_autotuner.tuned")))
@@ -67,9 +66,8 @@ def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
 
 def test_every_shipped_pick_rests_on_its_line_of_evidence() -> None:
     file = read_shipped(TUNED / H200)
-    searched = evidence_file(TUNED, file.gpu_name)
     # Evidence stays where a default has replaced the pick: models learn from it, and not from races of picks alone.
-    said = evidence(searched) | evidence(searched.parent / "again" / searched.name)
+    said = all_evidence(TUNED, file.gpu_name)
     assert {line["evidence"] for line in file.lines} <= set(said)
     for line, record in zip(file.lines, picks(), strict=True):
         measured = said[line["evidence"]]
