@@ -163,6 +163,8 @@ SHAPES = (
 )
 # More tiles than resident CTAs of these kernels on any present GPU, so that persistent kernels loop.
 MANY = (128, 12, 12, 65, 33, True, 0.125)
+# And so many blocks of keys that those of a head begin at tiles of queries of their own, where shares of dQ are queued.
+LONG = (1, 2, 1, 150, 1100, False, 0.125)
 
 
 def calls_of(candidate: Candidate) -> list[Call]:
@@ -187,7 +189,7 @@ def calls_of(candidate: Candidate) -> list[Call]:
         )
         for batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale in (
             *SHAPES,
-            *([MANY] if persistent else []),
+            *([MANY, LONG] if persistent else []),
         )
     ]
 

@@ -85,6 +85,9 @@ WGMMA: dict[str, Candidate] = {
         replace(GRADIENTS, deterministic=True, dtype="bf16"), (128, 128)
     ),
     "wgmma-backward-queued-own": _default(replace(GRADIENTS, deterministic=True), (64, 64)),
+    "wgmma-backward-queued-apart": _default(
+        replace(GRADIENTS, causal=False, deterministic=True), (128, 128)
+    ),
     "wgmma-backward-two-pass": first(
         replace(GRADIENTS, deterministic=True),
         (64, 64),

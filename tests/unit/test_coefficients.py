@@ -183,6 +183,6 @@ def test_calibration_reaches_the_constants_of_every_kernel(
 
 def test_sections_of_the_backward_are_those_of_its_entry() -> None:
     folder = Path(templates.__file__).parent / "include/attention_autotuner/attention_backward_sm90"
-    entry = folder.joinpath("entry.cuh").read_text(encoding="utf-8")
+    entry = folder.joinpath("sections.cuh").read_text(encoding="utf-8")
     (said,) = re.findall(r"kSectionBytes = (\S+);", entry)
     assert float(said) == SECTION_BYTES

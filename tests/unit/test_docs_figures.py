@@ -354,3 +354,34 @@ def test_whole_tiles_found_once_are_as_the_log_says() -> None:
         f"| {softcap[2]} and {softcap[3]}: there are no registers",
     ):
         assert sentence in text
+
+
+def test_queued_shares_are_as_the_log_says() -> None:
+    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
+    races = json.loads(read_text(path))["attention_backward_sm90_queued"]
+    ratios = {
+        race["shape"]: race["us"]["now"] / race["us"]["before"] for race in races["before_and_now"]
+    }
+
+    def spread(*starts: str) -> tuple[float, float, float]:
+        those = [ratio for shape, ratio in ratios.items() if shape.startswith(starts)]
+        return geometric_mean(those), min(those), max(those)
+
+    (mean, _, _), (_, *of_64), (_, *of_128) = spread("d64", "d128"), spread("d64"), spread("d128")
+    _, *windows = spread("window")
+    text = words_of("kernel_log.md")
+    for sentence in (
+        f"deterministic mode takes {mean:.2f} of its time before in geometric mean",
+        f"d64 {of_64[0]:.2f} to {of_64[1]:.2f}, d128 {of_128[0]:.2f} to {of_128[1]:.2f}), in windows "
+        f"{windows[0]:.2f} to {windows[1]:.2f}",
+        f"with four query heads a head of keys {ratios['bf16 d128 32/8 4096 causal']:.2f}, at d112 without a mask, "
+        f"by turns now, {ratios['bf16 d112 4096']:.2f}.",
+    ):
+        assert sentence in text
+    apart = {race["shape"]: race["us"] for race in races["apart"]}
+    before, after = (f"c80t3x2 keys1 fixed share{how}" for how in ("", ", two threads, apart"))
+    figures = [
+        f"{apart[f'd128 {s}'][after] / apart[f'd128 {s}'][before]:.2f}"
+        for s in (2048, 4096, 8192, 16384, 3333)
+    ]
+    assert "{} at 2k, {} at 4k, {} at 8k, {} at 16k, {} at 3333;".format(*figures) in text

@@ -112,9 +112,11 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
     assert not few.knobs.dynamic
     causal = POLICY.default(replace(problem, causal=True))
     assert causal.knobs.label == f"fused_keys_{causal_words}{stored}_dynamic"
+    queued = f"queued_raster_persistent{early}"
+    ordered = POLICY.default(replace(problem, deterministic=True))
+    assert ordered.knobs.label == f"fused_keys_{words}{queued}"
     ordered = POLICY.default(replace(problem, causal=True, deterministic=True))
-    queries = "g2c80t3x2_keys1" if seqlen >= 4096 else "g2c64t3x2_keys2"
-    assert ordered.knobs.label == f"fused_keys_{queries}queued_raster{early}"
+    assert ordered.knobs.label == f"fused_keys_{causal_words}{queued}_dynamic"
     for other in ({"modifications": ("softcap",)}, {"op": "retnet", "mask": "decay"}):
         assert knobs_of(POLICY.default(replace(problem, causal=True, **other))).keys is not None
         keys = [knobs_of(c).keys for c in offered(replace(problem, causal=True, **other))]
@@ -165,7 +167,7 @@ def test_ctas_stay_where_a_window_leaves_blocks_even(
     assert shares == {stay}
     assert knobs_of(POLICY.default(problem)).dynamic is (heads_kv > 4)
     ordered = POLICY.default(replace(problem, deterministic=True))
-    assert not knobs_of(ordered).persistent
+    assert knobs_of(ordered).dynamic
 
 
 def test_by_turns_is_offered_with_gathered_stores_at_112_columns() -> None:
@@ -211,6 +213,27 @@ def test_deterministic_problems_get_deterministic_candidates() -> None:
         share = knobs_of(POLICY.default(problem)).dq_share
         assert share is not None
         assert share.dq_add == "queued"
+
+
+@pytest.mark.parametrize(
+    ("dims", "seqlen", "claimed"),
+    [
+        ((64, 64), 16256, False),
+        ((64, 64), 16384, True),
+        ((128, 128), 16384, False),
+        ((128, 128), 132 * 128, False),
+        ((128, 128), 132 * 128 + 1, True),
+    ],
+)
+def test_even_blocks_that_are_queued_are_claimed_where_a_head_has_many(
+    dims: tuple[int, int], seqlen: int, claimed: bool
+) -> None:
+    problem = with_dims(dims, batch=1, seqlen_q=seqlen, seqlen_k=seqlen, deterministic=True)
+    knobs = knobs_of(POLICY.default(problem))
+    assert knobs.dq_share is not None
+    assert (knobs.dq_share.dq_add, knobs.persistent) == ("queued", True)
+    assert knobs.dynamic is claimed
+    assert any(knobs_of(c).dynamic for c in offered(problem)) is claimed
 
 
 def test_what_cannot_be_queued_has_a_pass_over_queries_in_deterministic_mode() -> None:

@@ -89,6 +89,10 @@ cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     cudaLaunchAttribute const& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = int(attribute.val.clusterDim.x);
+    bool const together = attribute.id == cudaLaunchAttributeCooperative && attribute.val.cooperative;
+    if (together && int(config->gridDim.x) > ::emulation::settings.multiprocessors) {
+      return cudaErrorCooperativeLaunchTooLarge;
+    }
   }
   ::emulation::launch_clusters(cluster, config->gridDim, config->blockDim, config->dynamicSmemBytes, kernel,
                                arguments...);

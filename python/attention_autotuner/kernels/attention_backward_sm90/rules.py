@@ -10,7 +10,7 @@ from ..shared.passes import Pass
 from ..shared.rules import Rule, multiple_of_16, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, mask_stages_range, tma_needs_alignment
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
-from .knobs import AttentionBackwardSm90Knobs, knobs_of
+from .knobs import STORED, AttentionBackwardSm90Knobs, knobs_of
 from .resources import CONSUMER_REGISTERS, SWAPPED_BLOCK, BackwardPassSm90Shape, needs, shapes
 
 MAX_STAGES = 4
@@ -122,15 +122,15 @@ def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
     return "tiles of packed sequences differ too much for a fixed share of each CTA, got persistent=True"
 
 
-def _claims_have_no_order(s: BackwardPassSm90Shape) -> str | None:
+def _claims_take_turns(s: BackwardPassSm90Shape) -> str | None:
     knobs = knobs_of(s.candidate)
-    adds = s.share is not None and s.share.dq_add in ("bulk", "stored")
+    adds = s.share is not None and s.share.dq_add in ("bulk", *STORED)
     in_turn = knobs.persistent and knobs.cta_order == "raster"
     if not knobs.dynamic or (adds and in_turn and knobs.early_launches and knobs.gathered_stores):
         return None
     return (
         "blocks are claimed by CTAs that stay, a head's in turn, where launches are early and stores gathered and "
-        "bulk copies add to dQ in no order"
+        "bulk copies add to dQ"
     )
 
 
@@ -172,7 +172,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "shared_rows_need_two_stages": _shared_rows_need_two_stages,
     "turns_share_registers": _turns_share_registers,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
-    "claims_have_no_order": _claims_have_no_order,
+    "claims_take_turns": _claims_take_turns,
     "spans_add_in_no_order": _spans_add_in_no_order,
     "queue_has_the_order_of_blocks": _queue_has_the_order_of_blocks,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,

@@ -65,7 +65,6 @@ WIDEST = 192  # head dim beyond which, and beyond WIDE, tiles leave few stages
 SHARED_KEYS_DIM = 176  # of both head dims, from which warpgroups that share keys come first
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 8192  # from which those longer steps pay where blocks are uneven
-LONG_QUEUED_ROWS = 4096  # and where their shares of dQ are queued besides, as they were raced
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
 
@@ -81,7 +80,8 @@ class AttentionBackwardSm90Space:
             neighbours in time add to what L2 still holds.
         early: True where launches are early and stores gathered, which gained together wherever they were raced; of
             the shares that are defaults somewhere alone.
-        claimed_adds: how shares are added where blocks of keys are claimed, in steps of 64 queries or, by turns, 80.
+        claimed_adds: how shares are added where blocks of keys are claimed, in steps of 64 queries or, by turns, 80;
+            ``queued`` as in ``dq_adds``.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
         shared_keys: (queries of a step, issue order) pairs of passes whose warpgroups share keys, beside one over
@@ -102,7 +102,7 @@ class AttentionBackwardSm90Space:
     dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "queued", "ordered", "stored")
     stored_blocks: tuple[int, ...] = (64,)
     early: tuple[bool, ...] = (False, True)
-    claimed_adds: tuple[DqAdd, ...] = ("stored", "bulk")
+    claimed_adds: tuple[DqAdd, ...] = ("stored", "bulk", "queued")
     key_blocks: tuple[int, ...] = (128, 80, 64)
     query_tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 64))
     shared_keys: tuple[tuple[int, IssueOrder], ...] = ((64, "serial"), (48, "both_ahead"))
@@ -145,8 +145,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     space = replace(space, cta_orders=(suitability.usual_order(problem, spec),))
     uneven, long = suitability.is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
     modified = not suitability.SINKS.issuperset(problem.compiled_modifications)
-    long_uneven = LONG_QUEUED_ROWS if problem.deterministic else LONG_CAUSAL_ROWS
-    swaps = not modified and problem.seqlen_q >= (long_uneven if uneven else LONG_ROWS)
+    swaps = not modified and problem.seqlen_q >= (LONG_CAUSAL_ROWS if uneven else LONG_ROWS)
     if not swaps:
         shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
         space = replace(space, shares=shorter)
@@ -155,7 +154,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     fused = WITHOUT_TURNS if changed or few_steps else FEEDS
     if suitability.takes_both(problem):
         fused = AHEAD
-    if fused is FEEDS and problem.widest_dim == BELOW_WIDE:
+    turns_first = problem.widest_dim == BELOW_WIDE
+    if fused is FEEDS and turns_first:
         # On an H200, 4 x 16 x 4096, causal, bf16: 1219 us against 1317.
         fused = (*TURNS, *WITHOUT_TURNS)
 
@@ -169,7 +169,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     if problem.deterministic:
         if suitability.may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications):
             queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
-            first = first_of(queued, FEEDS)
+            first = first_of(queued, (*TURNS, *WITHOUT_TURNS) if turns_first else FEEDS)
             if first is not None and first.dq_share is not None:
                 return first
         space = replace(space, shares=())
@@ -274,7 +274,8 @@ def _claimed(
         masks = MASK_STAGES if problem.mask == "explicit" else masks
     swapped = (SWAPPED_BLOCK,) if suitability.claims_longer_steps(problem) else ()
     shares = [share for share in space.shares if share[1] in (64, *swapped)]
-    for dq_add, mask_stages, (dq_by, block) in product(space.claimed_adds, masks, shares):
+    adds = tuple(add for add in space.claimed_adds if (add == "queued") == problem.deterministic)
+    for dq_add, mask_stages, (dq_by, block) in product(adds, masks, shares):
         share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
         plain = BackwardPassSm90(
             block_columns=block, issue_order=feeds[0][0], mask_stages=mask_stages

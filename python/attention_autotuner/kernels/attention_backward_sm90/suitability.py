@@ -6,7 +6,7 @@ from ...arch.spec import ArchSpec
 from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from .knobs import AttentionBackwardSm90Knobs, DqAdd, DqBy, knobs_of
+from .knobs import STORED, AttentionBackwardSm90Knobs, DqAdd, DqBy, knobs_of
 from .resources import BackwardPassSm90Shape
 from .rules import MAX_MASKED_DIM
 
@@ -30,6 +30,13 @@ CLAIMED_WAVES = 7
 LONG_EVEN_ROWS = 2048  # queries, from which even ones are as well, in longer steps
 LONG_CLAIMED_ROWS = 3072  # from which uneven ones take longer steps
 LONG_MODIFIED_ROWS = 8192  # and with ALiBi or a prefix
+QUEUED_BLOCKS = 128
+"""Blocks of keys of a head, from which even ones whose shares of dQ are queued are claimed.
+
+On an H200, fp16, without a mask, d64: 10609 us against 11061 at 1 x 32 x 16384, and 6464 against 5412 at 2 x 32 x 8192,
+where the CTAs of a head that begin at different times wait for each other. At d128 they wait in a ring instead, up to
+as many blocks as there are SMs: 9330 us against 9484 with 16384 tokens.
+"""
 SINKS = frozenset({"sinks"})  # a modification that the pass does not know: what they take is in LSE
 PLAIN = SINKS | {WINDOW, SPANS}  # those with which its loop is that of plain scores
 CLAIMED = PLAIN | {PACKED, "alibi_slopes", "bias_table", "softcap"}  # with which claims were raced
@@ -49,13 +56,14 @@ def stages(shape: BackwardPassSm90Shape, first: int) -> tuple[Stages, ...]:
     both = tuple((first, ds_stages) for ds_stages in DS_STAGES)
     if shape.share is None:
         return both[:1]
-    if shape.share.dq_add not in ("bulk", "stored"):
+    if shape.share.dq_add not in ("bulk", *STORED):
         return both  # others were not raced
     mods, dynamic = set(shape.candidate.modifications), knobs_of(shape.candidate).dynamic
     order = shape.knobs.issue_order
     if order == "by_turns":
-        # d128: a stage of dS is 1.0 to 1.6 % ahead at 512 to 3333 tokens, with documents and with a prefix, and 0 to 2
-        # in packed sequences; two stages for S are 1.1 and 1.5 % ahead in a window, elsewhere 0 to 1 behind.
+        # d128: a stage of dS is 1.0 to 1.6 % ahead at 512 to 3333 tokens, with documents and with a prefix, 0 to 2 in
+        # packed sequences and 0 to 4 where shares are queued; two stages for S are 1.1 and 1.5 % ahead in a window,
+        # elsewhere 0 to 1 behind.
         return ((2, 2), *both) if WINDOW in mods else (*both[::-1], (2, 2))
     if order == "interleaved" and shape.owns_dq:
         # d64: 1.2 to 3.8 % ahead without a mask, 1 to 6 with a softcap, ALiBi or a bias, 1.2 to 1.6 with documents or a
@@ -115,8 +123,11 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
     32 x 32 x 512, d64, 735 against 756 in a window and 576 against 650 with 16 documents; a tie from 8192 tokens on at
     d128. With four blocks an SM the last ones of the order leave SMs idle: 168 us against 144 at 4 x 16 x 1000, d128,
     and 2633 against 2770 with eight, 4 x 32/8 x 4096. With a mask 764 against 794 in one race and 744 against 721 in
-    another.
+    another. Where shares are queued, the other list has the same order, and claims gain at any number of blocks: 326 us
+    against 355 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
     """
+    if problem.deterministic:
+        return may_claim(problem, spec) and {WINDOW}.issuperset(problem.compiled_modifications)
     raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
     waves = blocks(problem) >= CLAIMED_WAVES * spec.num_sms
     return raced and waves and may_claim(problem, spec)
@@ -153,12 +164,19 @@ def claimed_adds(problem: Problem) -> tuple[DqAdd, ...]:
     Sums that nobody clears pay, but for a softcap: on an H200, fp16, causal, 1422 us against 1525 without at d128 with
     4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64.
     """
+    if problem.deterministic:
+        return ("queued",)
     return ("bulk",) if "softcap" in problem.compiled_modifications else ("stored",)
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:
     """True where blocks of keys that are claimed are offered."""
-    fused = problem.widest_dim <= WIDE and not problem.deterministic
+    if problem.deterministic:
+        by_keys = problem.widest_dim == WIDE  # the share of dQ
+        most = max(QUEUED_BLOCKS, spec.num_sms + 1 if by_keys else 0)
+        many = -(-problem.seqlen_k // KEYS_OF_FUSED) >= most
+        return may_queue(problem) and (is_uneven(problem, spec) or many)
+    fused = problem.widest_dim <= WIDE
     uneven = is_uneven(problem, spec) or is_narrow(problem, spec)
     return fused and (uneven or _is_long(problem) or pays_masked(problem, spec))
 

@@ -45,35 +45,34 @@ __device__ __forceinline__ void release_dq_stage(BackwardPassSm90Stages<T> const
   arrive(Sent::empty(stages, stage, T::kDqParts - 1));
 }
 
-// Shares in the order of their blocks of keys, so that equal inputs give equal bits: first the last block that sees a
-// tile of queries, whose CTA started first and comes first to it. Each stage has a thread, so that a share may leave
-// while the one before is on its way.
+// Shares in the order of their blocks of keys, so that equal inputs give equal bits. Two threads take turns, so that a
+// share may leave while the one before is on its way.
 template <typename T>
 __device__ __forceinline__ void queue_dq_shares(BackwardPassSm90Stages<T> const& stages) {
   using Sent = SentDq<T>;
   if (stages.steps() == 0) return;
   stages.wait_for_preprocess();
-  int const own_stage = threadIdx.x == kDqSender ? 0 : 1;
-  auto const& common = stages.common();
+  int const turn = threadIdx.x == kDqSender ? 0 : 1;
+  QueryOrder<T> const order(stages);
   Cursor now = stages.range.begin();
 #pragma unroll 1
   for (int index = stages.begin; index < stages.end; ++index, stages.range.next(now)) {
-    int const stage = Sent::Ring::stage(index);
-    if (stage != own_stage) continue;
-    int64_t const tile = dq_tile_index<T>(stages, now);
+    if (index % T::kDqSenders != turn) continue;
+    int const slot = Sent::Ring::stage(index);
+    Cursor const at = order.at(now);
+    int64_t const tile = dq_tile_index<T>(stages, at);
     int* const semaphore = stages.arguments.semaphores + tile;
-    int const last_row = minimum((now.tile + 1) * T::kBlockColumns, common.params.seqlen_q) - 1;
-    int const before = (common.visible_keys(last_row) - 1) / T::kBlockRows - stages.row_block;
+    int const before = order.shares_before(stages, at.tile);
     if (before > 0) {
       semaphore_wait(semaphore, before);
       fence_bulk_copies();
     }
 #pragma unroll
     for (int part = 0; part < T::kDqParts; ++part) {
-      wait(Sent::full(stages, stage, part), Sent::Ring::phase(index));
-      send_dq_part<T>(dq_tile<T>(stages.arguments, tile), Sent::tile(stages, stage), part, before == 0);
+      wait(Sent::full(stages, slot, part), Sent::Ring::phase(index));
+      send_dq_part<T>(dq_tile<T>(stages.arguments, tile), Sent::tile(stages, index), part, before == 0);
     }
-    release_dq_stage<T>(stages, stage);
+    release_dq_stage<T>(stages, slot);
     bulk_wait_written<0>();
     semaphore_release(semaphore, before + 1);
   }
@@ -112,7 +111,7 @@ __device__ __forceinline__ void send_dq_shares(BackwardPassSm90Stages<T> const& 
 #pragma unroll
     for (int part = 0; part < T::kDqParts; ++part) {
       wait(Sent::full(stages, stage, part), Sent::Ring::phase(index));
-      send_dq_part<T>(sums, Sent::tile(stages, stage), part, first);
+      send_dq_part<T>(sums, Sent::tile(stages, index), part, first);
     }
     int const sent = tile;
     stages.range.next(now);

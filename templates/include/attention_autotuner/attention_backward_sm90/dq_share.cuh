@@ -27,24 +27,25 @@ using softmax_forward::warpgroup_wait;
 template <typename T>
 struct SentDq {
   using Stages = BackwardPassSm90Stages<T>;
-  using Ring = BarrierRing<T::kStoredDq ? T::kDqStages : 1>;
+  using Ring = BarrierRing<T::kStoredDq ? T::kDqSlots : 1>;
 
-  __device__ __forceinline__ static uint32_t tile(Stages const& stages, int stage) {
-    return stages.smem + T::kDqOffset + stage * T::kDqTileBytes;
+  __device__ __forceinline__ static uint32_t tile(Stages const& stages, int index) {
+    return stages.smem + T::kDqOffset + (T::kDqStages > 1 ? index % T::kDqStages : 0) * T::kDqTileBytes;
   }
-  __device__ __forceinline__ static uint32_t full(Stages const& stages, int stage, int part) {
-    return stages.full(T::kDqBarrier + stage * T::kDqParts + part, 0);
+  __device__ __forceinline__ static uint32_t full(Stages const& stages, int slot, int part) {
+    return stages.full(T::kDqBarrier + slot * T::kDqParts + part, 0);
   }
-  __device__ __forceinline__ static uint32_t empty(Stages const& stages, int stage, int part) {
-    return stages.empty(T::kDqBarrier + stage * T::kDqParts + part, 0);
+  __device__ __forceinline__ static uint32_t empty(Stages const& stages, int slot, int part) {
+    return stages.empty(T::kDqBarrier + slot * T::kDqParts + part, 0);
   }
-  // Until the stage is free, and once this warp's sums are there.
+  // Until the share that was last in the same place has left, and once this warp's sums are there.
   __device__ __forceinline__ static void acquire(Stages const& stages, int index, int part) {
-    wait(empty(stages, Ring::stage(index), part), Ring::phase(index) ^ 1);
+    int const after = index + T::kDqSlots - T::kDqStages;
+    wait(empty(stages, Ring::stage(after), part), Ring::phase(after) ^ 1);
   }
-  __device__ __forceinline__ static void hand_over(Stages const& stages, int stage, int part) {
+  __device__ __forceinline__ static void hand_over(Stages const& stages, int index, int part) {
     fence_view_async_shared();
-    if (warp_arrives()) arrive(full(stages, stage, part));
+    if (warp_arrives()) arrive(full(stages, Ring::stage(index), part));
   }
 };
 

@@ -7,6 +7,7 @@
 #include "attention_autotuner/attention_backward_sm90/bias_gradient.cuh"
 #include "attention_autotuner/attention_backward_sm90/kernel.cuh"
 #include "attention_autotuner/attention_backward_sm90/key_splits.cuh"
+#include "attention_autotuner/attention_backward_sm90/sections.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
@@ -16,6 +17,7 @@
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/launch_together.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/score/lse_delta.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -73,6 +75,7 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   // Beside the preprocess: the only pass waits for both.
   static constexpr bool kListedAhead = kPacked && kFused && Config::kEarlyLaunches;
+  static constexpr int kFewestApart = 8;                        // blocks of keys of a head
   static constexpr int64_t kMostTiles = INT32_MAX - 65536;      // indices of claims beyond the last stay within 32 bits
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
@@ -232,20 +235,6 @@ struct AttentionBackwardSm90Entry {
            make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, rows_k, p.heads_kv, keys) &&
            make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, rows_k, p.heads_kv, keys);
   }
-  // Heads of a section: as many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together;
-  // one where a head's row blocks come in turn. With a mask, the batch of each, which shares it.
-  template <typename T>
-  static int section_heads(Params const& p, int heads, int splits) {
-    int const sharing = kMasked ? p.batch : 1, all = heads / sharing;
-    if (Config::kCtaOrder != CtaOrder::kLongestFirst) return sharing;
-    constexpr double kSectionBytes = 24e6;
-    int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
-    int const streamed = T::kByQueries ? rows_k : rows_q * (p.heads_q / p.heads_kv / splits);
-    double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
-    int section = minimum(all, maximum(1, int(kSectionBytes / (bytes * sharing))));
-    while (all % section != 0) --section;
-    return section * sharing;
-  }
   template <typename T>
   static int32_t list_blocks_of(Params const& p, BlockList const& listed, cudaStream_t stream) {
     return cuda_status(
@@ -267,7 +256,7 @@ struct AttentionBackwardSm90Entry {
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * batch;
     if (tiles > kMostTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    int const section = section_heads<T>(p, heads * batch, common.splits.divisor);
+    int const section = section_heads<Config, T, kPacked>(p, heads * batch, common.splits.divisor);
     softmax_backward::TileListOf<T> list;
     static_cast<softmax_backward::SectionList&>(list) = {
         kPacked ? heads : int(tiles), T::kQueuedDq || (T::kByQueries && p.causal), Divider::by(section * blocks),
@@ -283,9 +272,18 @@ struct AttentionBackwardSm90Entry {
     int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
     // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait,
     // and each waits for such as were dispatched before it, which a CTA's second block of the same head would not.
-    if (T::kQueuedDq) ctas = ctas < blocks ? int(tiles) : ctas / blocks * blocks;
-    return EarlyLaunch::start(Config::kEarlyLaunches, softmax_backward::attention_backward_sm90<Config, T>, ctas,
-                              T::kThreads, T::kSmemBytes, stream, arguments, list);
+    if (T::kQueuedDq && !T::kDynamic) ctas = ctas < blocks ? int(tiles) : ctas / blocks * blocks;
+    auto const kernel = softmax_backward::attention_backward_sm90<Config, T>;
+    arguments.apart = T::kApart && !p.causal && blocks >= kFewestApart && blocks <= most_ctas;
+    if (T::kApart && arguments.apart) {
+      cudaError_t error;
+      if (launch_together(error, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments, list)) {
+        return cuda_status(error);
+      }
+      arguments.apart = false;
+    }
+    return EarlyLaunch::start(Config::kEarlyLaunches, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments,
+                              list);
   }
 
   // What the kernels of a launch have in common.

@@ -50,14 +50,14 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
           }
           if constexpr (T::kStoredDq) {
             if (row + column == 0) SentDq<T>::acquire(*this, index, 0);
-            share.add(nullptr, row, column, SentDq<T>::tile(*this, SentDq<T>::Ring::stage(index)));
+            share.add(nullptr, row, column, SentDq<T>::tile(*this, index));
           } else {
             share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
             share.send(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
           }
         }
       }
-      if constexpr (T::kStoredDq) SentDq<T>::hand_over(*this, SentDq<T>::Ring::stage(index), 0);
+      if constexpr (T::kStoredDq) SentDq<T>::hand_over(*this, index, 0);
       semaphore.release();
     }
     if (warp_arrives()) Base::release_rows(0);
@@ -117,13 +117,21 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   }
   if (warpgroup == 0) {
     softmax_forward::give_registers<T::kProducerRegisters>();
-    bool const sends = T::kStoredDq && (threadIdx.x == kDqSender ||
-                                        (T::kQueuedDq && T::kDqStages > 1 && threadIdx.x == kOtherDqSender));
+    bool const sends =
+        (T::kDqSenders > 0 && threadIdx.x == kDqSender) || (T::kDqSenders > 1 && threadIdx.x == kOtherDqSender);
     if (!sends && (T::kPacked ? threadIdx.x >= 64
                               : threadIdx.x != 0 && threadIdx.x != 32 && !(T::kMasked && threadIdx.x == 64))) {
       return;
     }
     [[maybe_unused]] int phase = 0;
+    if constexpr (T::kClaimsFirst) {
+      if (threadIdx.x == 0) {
+        Stages::wait_for_preprocess();
+        claim_tile<T>(tiles, 0, smem, list.claimed);
+      } else {
+        next_tile<T, false>(tiles, 0, smem);
+      }
+    }
     while (has_tile<T>(tiles, list)) {
       Stages const stages(arguments, smem, list, tiles);
       if (sends) {
@@ -161,6 +169,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   } else if (T::kOwnDq && warpgroup == 1 + T::kWarpgroups) {
     if constexpr (T::kOwnDq) {
       softmax_forward::give_registers<T::kDqRegisters>();
+      first_tile<T>(tiles, smem);
       while (has_tile<T>(tiles, list)) {
         BackwardPassSm90Dq<T> share(arguments, smem, list, tiles);
         share.run();
@@ -172,6 +181,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
   } else {
     softmax_forward::take_registers<T::kConsumerRegisters>();
+    first_tile<T>(tiles, smem);
     if constexpr (T::kSharedRows) {
       if (warpgroup == 1) {
         share_rows<T, OfValues<T>>(arguments, smem, list, tiles);

@@ -94,7 +94,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       store_dv();
     }
     add_dq(index, now);
-    send_dq(now);
+    send_dq(index, now);
   }
   // Results of a step, and the scores of `now`, the next, beside them. No MMA is in flight when the loop comes around:
   // the assembler would wait for each. With S alone ahead, the share of dQ comes between, in the registers of dP.
@@ -118,7 +118,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       warpgroup_wait<0>();
       finish_results(index);
       add_dq(index, before);
-      send_dq(before);
+      send_dq(index, before);
       Base::pack_p();
       Sums::add_near(*this, now);
       Base::pack_ds();
@@ -130,7 +130,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       warpgroup_wait<0>();
       add_dq(index, before);
       issue_dp(index + 1);
-      send_dq(before);
+      send_dq(index, before);
       warpgroup_wait<0>();
       finish_scores(index + 1, now);
     }
@@ -145,7 +145,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     Base::pack_p();
     issue_dp(index);
     Base::template issue_results<true, false>(index);
-    if (index > begin) send_dq(before);
+    if (index > begin) send_dq(index - 1, before);
     warpgroup_wait<1>();
     fence_accumulators(dp);
     Base::differentiate(index, now);
@@ -168,7 +168,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     finish_results(index);
     if constexpr (Last) store_dv();
     add_dq(index, now);
-    if constexpr (Last) send_dq(now);
+    if constexpr (Last) send_dq(index, now);
   }
 
   // dS of a step whose dP and dV are there, in the place of P.
@@ -207,7 +207,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     warpgroup_wait<1>();
     add_dq(index, before);
     issue_dp(index + 1);
-    send_dq(before);
+    send_dq(index, before);
     warpgroup_wait<0>();
     take_ds(index + 1, now);
   }
@@ -219,7 +219,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
     warpgroup_wait<0>();
     finish_first(index);
     add_dq(index, before);
-    send_dq(before);
+    send_dq(index, before);
     Base::pass_zeros(index + 1);
   }
   __device__ __forceinline__ void finish_first(int index) {
@@ -310,7 +310,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Products<T> {
       warpgroup_wait<0>();
       finish_first(end - 1);
       add_dq(end - 1, now);
-      send_dq(now);
+      send_dq(end - 1, now);
     } else {
       if (Base::hides(now)) {
         Base::pass_zeros(begin);

@@ -6,6 +6,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_backward_sm90/memory.cuh"
+#include "attention_autotuner/attention_backward_sm90/query_order.cuh"
 #include "attention_autotuner/attention_backward_sm90/tiles.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
@@ -70,6 +71,7 @@ struct BackwardPassSm90Arguments : ScoreValues<kHasWindow<Params>, kTakesBias<Pa
   BackwardArguments<Params> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares; of stored ones without parts
   int* complete;    // workspace: [batch, heads_kv, splits]
+  bool apart;       // whether a head's blocks of keys begin at tiles of queries of their own
 };
 // Of passes whose results TMA stores.
 template <typename Params>
@@ -213,7 +215,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       barrier_init(empty(i, 0), 1);
     }
     for (int i = T::kTileBarrier; i < T::kBarriers; ++i) {
-      constexpr int kLoaders = (T::kPacked ? kWarpArrivals : 1) + T::kMasked + T::kStoredDq;
+      constexpr int kLoaders = (T::kPacked ? kWarpArrivals : 1) + T::kMasked + T::kDqSenders;
       barrier_init(full(i, 0), 1);
       barrier_init(empty(i, 0), kConsumers + kDqWarps + kLoaders);
     }
@@ -327,6 +329,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     if constexpr (T::kEarly) launch_dependent_grids();
     using Ring = BarrierRing<T::kFirstStages>;
     Cursor now = range.begin();
+    QueryOrder<T> const order(*this);
 #pragma unroll 1
     for (int index = begin; index < end; ++index, range.next(now)) {
       if constexpr (T::kDynamic) {
@@ -336,10 +339,11 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       uint32_t const filled = full(T::kY0Barrier, stage);
       wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
       arrive_and_expect_tx(filled, T::kY0Bytes + (T::kByQueries ? 0 : 4 * T::kBlockColumns));
-      load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(stage), arguments.y0, filled, now.tile * T::kBlockColumns, 0,
-                                                   streamed_head(now), batch);
+      Cursor const at = order.at(now);
+      load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(stage), arguments.y0, filled, at.tile * T::kBlockColumns, 0,
+                                                   streamed_head(at), batch);
       if constexpr (!T::kByQueries) {
-        bulk_load(base_of(stage), values_of(arguments.common.base, now), 4 * T::kBlockColumns, filled);
+        bulk_load(base_of(stage), values_of(arguments.common.base, at), 4 * T::kBlockColumns, filled);
       }
     }
   }
@@ -350,6 +354,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     constexpr bool kShifts = T::kHasDs && !T::kByQueries;
     using Ring = BarrierRing<T::kSecondStages>;
     Cursor now = range.begin();
+    QueryOrder<T> const order(*this);
 #pragma unroll 1
     for (int index = begin; index < end; ++index, range.next(now)) {
       if constexpr (T::kDynamic) {
@@ -359,10 +364,11 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       uint32_t const filled = full(T::kY1Barrier, stage);
       wait(empty(T::kY1Barrier, stage), Ring::phase(index) ^ 1);
       arrive_and_expect_tx(filled, T::kY1Bytes + (kShifts ? 4 * T::kBlockColumns : 0));
-      load_tile<T::kBlockColumns, T::kColumnsLoaded>(y1_tile(stage), arguments.y1, filled, now.tile * T::kBlockColumns,
-                                                     0, streamed_head(now), batch);
+      Cursor const at = order.at(now);
+      load_tile<T::kBlockColumns, T::kColumnsLoaded>(y1_tile(stage), arguments.y1, filled, at.tile * T::kBlockColumns,
+                                                     0, streamed_head(at), batch);
       if constexpr (kShifts) {
-        bulk_load(shift_of(stage), values_of(arguments.common.shift, now), 4 * T::kBlockColumns, filled);
+        bulk_load(shift_of(stage), values_of(arguments.common.shift, at), 4 * T::kBlockColumns, filled);
       }
     }
   }

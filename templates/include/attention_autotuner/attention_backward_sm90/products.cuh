@@ -193,9 +193,9 @@ struct BackwardPassSm90Products : ScoresOf<T> {
       semaphore.release();
     }
   }
-  __device__ __forceinline__ void send_dq(Cursor const& now) {
+  __device__ __forceinline__ void send_dq(int index, Cursor const& now) {
     if constexpr (T::kKeysDq && T::kStoredDq) {
-      SentDq<T>::hand_over(*this, 0, group);  // of the one stage
+      SentDq<T>::hand_over(*this, index, group);
     } else if constexpr (T::kKeysDq) {
       share.send(dq_tile<T>(arguments, dq_tile_index<T>(*this, now)), dq_row(), dq_column(), Base::dq_stage(group));
     }

@@ -96,7 +96,7 @@ __device__ __forceinline__ void claim_tile(OutputTiles<true>& tiles, int end, ui
   int index = 0;
   if (!T::kPacked || lane_index() == 0) {
     TileSlot<T> const slot{smem, tiles.round % 2};
-    index = atomicAdd(claimed, 1) + int(gridDim.x);
+    index = atomicAdd(claimed, 1) + (T::kClaimsFirst ? 0 : int(gridDim.x));
     slot.write(index, tiles.round / 2 & 1);
   }
   tiles.index = T::kPacked ? __shfl_sync(0xffffffffu, index, 0) : index;
@@ -110,6 +110,11 @@ __device__ __forceinline__ void next_tile(OutputTiles<T::kDynamic>& tiles, int e
     tiles.index = slot.template read<kWarp>(tiles.round / 2 & 1);
   }
   tiles.next(end);
+}
+// Of a warp that is no producer: its CTA's first tile, where that is claimed as well.
+template <typename T>
+__device__ __forceinline__ void first_tile(OutputTiles<T::kDynamic>& tiles, uint32_t smem) {
+  if constexpr (T::kClaimsFirst) next_tile<T, true>(tiles, 0, smem);
 }
 
 }  // namespace attention_autotuner::softmax_backward

@@ -88,6 +88,11 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kStoredDq = kQueuedDq || (kSharesDq && Share::kDqAdd == DqAdd::kStored);
   static constexpr bool kEarly = Config::kEarlyLaunches;
   static constexpr bool kDynamic = Config::kDynamic;  // CTAs that stay claim the next tile
+  // And the first, where CTAs wait for such as have claimed before: these run, whatever else the GPU runs.
+  static constexpr bool kClaimsFirst = kDynamic && kQueuedDq;
+  // Whether a head's blocks of keys may begin at tiles of queries of their own, so that none waits for the one before
+  // it in step. CTAs wait in a ring then, and have to run together.
+  static constexpr bool kApart = kQueuedDq && kKeysDq && Config::kPersistent && !kDynamic && !Mods::kModified;
   // Where dQ of a head is converted once its blocks of keys have added, beside other heads. A CTA must not end before
   // its last additions are in global memory then, which costs more than it gains where many end, one after the other.
   static constexpr bool kCountsHeads = kEarly && (kBulkDq || kStoredDq) && (!Mods::kPacked || kDynamic) &&
@@ -126,7 +131,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kDqSemaphores = kOrdered ? kDqParts : kStoredDq ? 1 : 0;  // of a tile
   static constexpr int kDqStages =
       kStoredDq ? (kOwnDq ? 2 : 1) : 0;  // of shares on their way to the thread that stores
-  static constexpr int kHeadCounts = kStoredDq ? (kQueuedDq ? kDqStages : 1) : 4 * kDqParts;  // of a block of keys
+  static constexpr int kDqSenders = kQueuedDq ? 2 : kStoredDq ? 1 : 0;  // threads
+  static constexpr int kDqSlots = maximum(kDqStages, kDqSenders);  // pairs of barriers of a part: a sender has its own
+  static constexpr int kHeadCounts = kStoredDq ? kDqSenders : 4 * kDqParts;  // of a block of keys
   static constexpr int kDqTileBytes = kBlockColumns * kDepth * 4;
 
   // Warpgroups trade registers: those of rows share what the others leave of the even shares of the launch.
@@ -195,8 +202,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                 "turns_share_registers");
   static_assert(!Mods::kPacked || !Config::kPersistent || kDynamic, "packed_tiles_are_dispatched");
   static_assert(!kDynamic || (Config::kPersistent && Config::kCtaOrder == CtaOrder::kRaster && kEarly && kGathered &&
-                              !kQueuedDq && (kBulkDq || kStoredDq)),
-                "claims_have_no_order");
+                              (kBulkDq || kStoredDq)),
+                "claims_take_turns");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
   static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kListed && !kMasked),
                 "queue_has_the_order_of_blocks");
@@ -235,8 +242,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr int kMaskBarrier = kY1Barrier + kSecondStages;
   static constexpr int kDsBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kPBarrier = kDsBarrier + kDsStages;
-  static constexpr int kDqBarrier = kPBarrier + kPStages;                 // of each part of each stage of shares of dQ
-  static constexpr int kTileBarrier = kDqBarrier + kDqParts * kDqStages;  // of tiles that were claimed
+  static constexpr int kDqBarrier = kPBarrier + kPStages;                // of each part of each slot of shares of dQ
+  static constexpr int kTileBarrier = kDqBarrier + kDqParts * kDqSlots;  // of tiles that were claimed
   static constexpr int kTileSlots = kDynamic ? 2 : 0;
   static constexpr int kBarriers = kTileBarrier + kTileSlots;
   // Of tiles that are cleared before they are full, one for each producer.
