@@ -112,8 +112,8 @@ def test_the_figures_above_are_those_of_the_results() -> None:
     assert least("attention_backward", "sdpa_cudnn backward")[0] > 1
     plain = ("attention_backward", "score_modifications", "packed_sequences")
     assert min(least(suite, "flash_attn_4 backward")[0] for suite in plain) > 1
-    prefix, key = least("flex_attention", "flex_flash backward")
-    assert key.startswith("prefix_d64_16k ")
+    assert least("flex_attention", "flex_flash backward")[0] > 1
+    assert least("flex_attention", "flex_flash forward")[0] > 1
     (dims, _) = least("head_dims", "flash_attn_4 backward")
     (same_bits, _) = least("attention_backward", "flash_attn_4_deterministic backward")
     slower = [
@@ -130,13 +130,11 @@ def test_the_figures_above_are_those_of_the_results() -> None:
         f"{backward[2]:.2f}x FlashAttention-2;",
         f"retention {retention:.2f}x fla.",
         f"flash-attn 4's deterministic backward is still ahead at {slower[0]} of 36 shapes of the grid (down to "
-        f"{same_bits:.2f} of its speed), its usual one at {slower[1]} other head dims and lengths in bf16 ({dims:.2f}) "
-        f"and, under FlexAttention, at one prefix ({prefix:.2f}):",
+        f"{same_bits:.2f} of its speed), its usual one at {slower[1]} other head dims and lengths in bf16 "
+        f"({dims:.2f}):",
     ):
         assert sentence in text_of(ENGLISH)
-    expected = [
-        f"{figure:.2f}" for figure in (*forward, *backward, retention, same_bits, dims, prefix)
-    ]
+    expected = [f"{figure:.2f}" for figure in (*forward, *backward, retention, same_bits, dims)]
     head = text_of(CHINESE).split("\n## ", 1)[0]
     assert [figure for figure in FIGURES.findall(head) if "." in figure] == expected
 
