@@ -214,6 +214,27 @@ def test_a_cold_backward_under_capture_is_refused_and_leaves_the_capture_alone()
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_deterministic_backward_is_captured_and_gives_the_same_bits(causal: bool) -> None:
+    """Without a mask CTAs wait in a ring on Hopper, in a cooperative launch; with one they claim blocks of keys."""
+    problem = replace(BLOCK, seqlen_q=330, seqlen_k=1100, dim_qk=128, dim_v=128)
+    tensors = gradients.make(problem, device="cuda")
+
+    def gradient() -> tuple[torch.Tensor, ...]:
+        o = flash_attn_func(*tensors, causal=causal, deterministic=True)
+        return torch.autograd.grad(o, tensors, torch.ones_like(o))
+
+    expected = gradient()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        computed = gradient()
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, computed, expected))
+
+
 def test_a_graph_may_hold_a_new_shape_of_a_warm_backward() -> None:
     first = gradients.make(BLOCK, device="cuda")
     torch.autograd.grad(flash_attn_func(*first, causal=True).sum(), first)
