@@ -8,8 +8,9 @@ first in the hardware's order, or are claimed by CTAs that stay, a head's in tur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -336,7 +337,10 @@ def _fitted(
     return replace(knobs, **fitted)
 
 
-def _first(shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec) -> dict[str, Any]:
+@lru_cache(maxsize=4096)  # problems of a class have the same passes
+def _first(
+    shape: BackwardPassSm90Shape, feeds: tuple[Feed, ...], spec: ArchSpec
+) -> Mapping[str, Any]:
     """The first issue order and stages of a pass that are legal and fit, by the names of their knobs."""
     if shape.knobs.shared_rows:
         feeds = tuple((shape.knobs.issue_order, stages, False) for stages in ((3, 3), (2, 2)))
