@@ -189,7 +189,7 @@ def calls_of(candidate: Candidate) -> list[Call]:
         )
         for batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale in (
             *SHAPES,
-            *([MANY, LONG] if persistent else []),
+            *([LONG, MANY] if persistent else []),
         )
     ]
 
