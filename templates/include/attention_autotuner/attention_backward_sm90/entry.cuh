@@ -75,7 +75,8 @@ struct AttentionBackwardSm90Entry {
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   // Beside the preprocess: the only pass waits for both.
   static constexpr bool kListedAhead = kPacked && kFused && Config::kEarlyLaunches;
-  static constexpr int kFewestApart = 8;                        // blocks of keys of a head
+  // Blocks of keys of a head: with 8 a call of an H200 gains 0 to 3 % where they begin apart, with 4 it loses 4 to 5.
+  static constexpr int kFewestApart = 8;
   static constexpr int64_t kMostTiles = INT32_MAX - 65536;      // indices of claims beyond the last stay within 32 bits
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // set by prepare(); 0 before
 
