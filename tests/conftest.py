@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Torch alone brings a million objects that stay. With the default thresholds, looking for cycles among them takes a
 # fifth of the time of tests that make many candidates.
 gc.set_threshold(100_000, 50, 100)
+
+# What runs in the background, or under nohup, ignores signals that tests send to their commands: these would inherit
+# that, and wait until their time is up.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @functools.cache
