@@ -76,7 +76,8 @@ class DqShareSm90:
         dq_add: how it is added. ``reduce``: from registers; ``bulk``: through shared memory, by bulk copies that
             nothing waits for; ``ordered``: from registers, CTAs in the order of their keys, so that equal inputs give
             equal bits; ``stored``: by bulk copies of a thread of its own, which stores the first share of a tile to
-            come, so that no kernel clears the sums; ``queued``: the same in the order of keys, the last first.
+            come, so that no kernel clears the sums; ``queued``: the same in the order of keys, the last first, or of
+            visits, where a head's blocks of keys begin at queries of their own (CTAs that stay, without a mask).
     """
 
     dq_by: DqBy

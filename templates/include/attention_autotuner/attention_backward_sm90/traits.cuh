@@ -49,7 +49,7 @@ enum class DqAdd {
   kBulk,     // through shared memory, by bulk copies that nothing waits for
   kOrdered,  // from registers, in the order of the blocks of keys
   kStored,   // by bulk copies of a thread of its own, of which the first of each tile stores: nothing is cleared before
-  kQueued,   // the same, in the order of the blocks of keys, the last one first
+  kQueued,   // the same, in an order of the blocks of keys (query_order.cuh)
 };
 
 // Without a share of dQ.
