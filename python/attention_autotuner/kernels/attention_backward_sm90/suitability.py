@@ -123,11 +123,11 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
     32 x 32 x 512, d64, 735 against 756 in a window and 576 against 650 with 16 documents; a tie from 8192 tokens on at
     d128. With four blocks an SM the last ones of the order leave SMs idle: 168 us against 144 at 4 x 16 x 1000, d128,
     and 2633 against 2770 with eight, 4 x 32/8 x 4096. With a mask 764 against 794 in one race and 744 against 721 in
-    another. Where shares are queued, the other list has the same order, and claims gain at any number of blocks: 326 us
-    against 355 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
+    another. Where shares are queued, the other list has the same order, and claims gain at any number of blocks: 324 us
+    against 354 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
     """
     if problem.deterministic:
-        return may_claim(problem, spec) and {WINDOW}.issuperset(problem.compiled_modifications)
+        return pays_queued(problem) and may_claim(problem, spec)
     raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
     waves = blocks(problem) >= CLAIMED_WAVES * spec.num_sms
     return raced and waves and may_claim(problem, spec)
@@ -173,8 +173,8 @@ def may_claim(problem: Problem, spec: ArchSpec) -> bool:
     """True where blocks of keys that are claimed are offered."""
     if problem.deterministic:
         by_keys = problem.widest_dim == WIDE  # the share of dQ
-        most = max(QUEUED_BLOCKS, spec.num_sms + 1 if by_keys else 0)
-        many = -(-problem.seqlen_k // KEYS_OF_FUSED) >= most
+        least = max(QUEUED_BLOCKS, spec.num_sms + 1 if by_keys else 0)
+        many = _blocks_of_head(problem) >= least
         return may_queue(problem) and (is_uneven(problem, spec) or many)
     fused = problem.widest_dim <= WIDE
     uneven = is_uneven(problem, spec) or is_narrow(problem, spec)
@@ -188,13 +188,21 @@ def has_waves(problem: Problem, spec: ArchSpec) -> bool:
 
 def blocks(problem: Problem) -> int:
     """Blocks of keys of fused passes."""
-    batch, _, keys = problem.extents
-    return -(-keys // KEYS_OF_FUSED) * problem.heads_kv * batch
+    return _blocks_of_head(problem) * problem.heads_kv * problem.extents[0]
+
+
+def _blocks_of_head(problem: Problem) -> int:
+    return -(-problem.extents[2] // KEYS_OF_FUSED)
 
 
 def may_queue(problem: Problem) -> bool:
     """True where shares of dQ in the order of their blocks are offered."""
     return problem.deterministic and problem.score == "softmax" and problem.widest_dim <= WIDE
+
+
+def pays_queued(problem: Problem) -> bool:
+    """True where they were raced, and are the fastest that give the same bits every time."""
+    return may_queue(problem) and {WINDOW}.issuperset(problem.compiled_modifications)
 
 
 def usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:

@@ -30,7 +30,7 @@ struct SentDq {
   using Ring = BarrierRing<T::kStoredDq ? T::kDqSlots : 1>;
 
   __device__ __forceinline__ static uint32_t tile(Stages const& stages, int index) {
-    return stages.smem + T::kDqOffset + (T::kDqStages > 1 ? index % T::kDqStages : 0) * T::kDqTileBytes;
+    return stages.smem + T::kDqOffset + index % T::kDqStages * T::kDqTileBytes;
   }
   __device__ __forceinline__ static uint32_t full(Stages const& stages, int slot, int part) {
     return stages.full(T::kDqBarrier + slot * T::kDqParts + part, 0);

@@ -276,12 +276,12 @@ struct AttentionBackwardSm90Entry {
     if (T::kQueuedDq && !T::kDynamic) ctas = ctas < blocks ? int(tiles) : ctas / blocks * blocks;
     auto const kernel = softmax_backward::attention_backward_sm90<Config, T>;
     arguments.apart = T::kApart && !p.causal && blocks >= kFewestApart && blocks <= most_ctas;
-    if (T::kApart && arguments.apart) {
-      cudaError_t error;
-      if (launch_together(error, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments, list)) {
-        return cuda_status(error);
+    if constexpr (T::kApart) {
+      if (arguments.apart) {
+        cudaError_t const error = launch_together(kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments, list);
+        if (error != cudaErrorCooperativeLaunchTooLarge) return cuda_status(error);
+        arguments.apart = false;
       }
-      arguments.apart = false;
     }
     return EarlyLaunch::start(Config::kEarlyLaunches, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments,
                               list);

@@ -124,6 +124,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       return;
     }
     [[maybe_unused]] int phase = 0;
+    // As at the end of the loop: one lambda for both gives other machine code to kernels that have been timed.
     if constexpr (T::kClaimsFirst) {
       if (threadIdx.x == 0) {
         Stages::wait_for_preprocess();

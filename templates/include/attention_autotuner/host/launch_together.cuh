@@ -5,11 +5,11 @@
 
 namespace attention_autotuner {
 
-// All CTAs at once, when there is room for them; false where there never is, as this process may have a part of the
-// device alone, and nothing was launched. It begins when the kernel ahead has ended.
+// All CTAs at once, when there is room for them and the kernel ahead has ended; cudaErrorCooperativeLaunchTooLarge
+// where there never is, as this process may have a part of the device alone, and nothing was launched.
 template <typename... Parameters, typename... Arguments>
-bool launch_together(cudaError_t& error, void (*kernel)(Parameters...), dim3 ctas, int threads, int smem_bytes,
-                     cudaStream_t stream, Arguments const&... arguments) {
+cudaError_t launch_together(void (*kernel)(Parameters...), dim3 ctas, int threads, int smem_bytes, cudaStream_t stream,
+                            Arguments const&... arguments) {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -20,10 +20,10 @@ bool launch_together(cudaError_t& error, void (*kernel)(Parameters...), dim3 cta
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  error = cudaLaunchKernelEx(&config, kernel, arguments...);
-  if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) return true;
+  cudaError_t const error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) return error;
   cudaGetLastError();
-  return false;
+  return cudaErrorCooperativeLaunchTooLarge;
 }
 
 }  // namespace attention_autotuner
