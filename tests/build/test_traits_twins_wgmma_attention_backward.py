@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.cost import section_heads
 from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
@@ -20,10 +23,11 @@ from attention_autotuner.kernels.attention_backward_sm90.resources import shapes
 from attention_autotuner.kernels.attention_backward_sm90.rules import BACKWARD_PASS_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of
+from tests.cpp_mirror import asserted, compare_traits, compile_host, source_of, traits_of
 
 pytestmark = pytest.mark.build
 
+PROBLEM = Problem(direction="backward")
 PASS = BackwardPassSm90(block_columns=64, issue_order="serial")
 FUSED = Candidate(
     dtype="fp16",
@@ -191,3 +195,83 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
         kFragmentRegisters=[shape.fragment_registers for shape in passes],
         kThreads=[shape.threads for shape in passes],
     )
+
+
+def test_as_many_heads_are_side_by_side(tmp_path: Path) -> None:
+    """The entry's host code and the cost model's, over kernels of every list and problems of many shapes."""
+
+    def item(
+        dim: int, share: DqShareSm90, modifications: tuple[str, ...] = (), **knobs: Any
+    ) -> Candidate:
+        usual = {"early_launches": True, "gathered_stores": True, "persistent": True}
+        return replace(
+            FUSED,
+            padded_dim_qk=dim,
+            padded_dim_v=dim,
+            modifications=modifications,
+            knobs=replace(FUSED.knobs, dq_share=share, **usual | knobs),
+        )
+
+    queued, queued_own = (DqShareSm90(dq_by=by, dq_add="queued") for by in ("keys", "own"))
+    stored, stored_own = (DqShareSm90(dq_by=by, dq_add="stored") for by in ("keys", "own"))
+    candidates = [
+        item(128, queued, dynamic=True),
+        item(128, queued),
+        item(64, queued_own, dynamic=True),
+        item(64, queued_own, ("window",), dynamic=True),
+        item(128, queued, ("window",), dynamic=True),
+        item(128, stored, dynamic=True),
+        item(128, stored),
+        item(64, stored_own, dynamic=True),
+        item(64, DqShareSm90(dq_by="own", dq_add="bulk"), cta_order="longest_first"),
+    ]
+    problems = [
+        replace(
+            PROBLEM, batch=batch, heads_q=heads, heads_kv=kv, seqlen_q=n, seqlen_k=n, causal=causal
+        )
+        for batch, heads, kv in ((4, 16, 16), (1, 35, 7), (64, 32, 8))
+        for n in (100, 1000, 4096, 40000)
+        for causal in (False, True)
+    ]
+    windows = [(-1, -1), (1023, 0), (255, 300)]
+    calls, expected = [], []
+    for index, candidate in enumerate(candidates):
+        (shape,), (traits,) = shapes(candidate), traits_of(candidate)
+        windowed = "window" in candidate.modifications
+        dim = candidate.padded_dim_qk
+        for problem, window in product(problems, windows if windowed else windows[:1]):
+            asked = replace(problem, dim_qk=dim, dim_v=dim, window_size=window)
+            fields = [
+                asked.batch,
+                asked.heads_q,
+                asked.heads_kv,
+                asked.seqlen_q,
+                asked.causal,
+                dim,
+                *window,
+            ]
+            heads, group = asked.batch * asked.heads_kv, asked.heads_q // asked.heads_kv
+            numbers = ", ".join(str(int(field)) for field in fields)
+            config = f"Config{index}"
+            calls.append(f"print<{config}, {traits.format(config)}>({numbers});")
+            expected.append(section_heads(asked, shape, heads, group, 132))
+    head, _, _ = source_of(candidates).partition("int main() {")
+    text = f"""{head}
+#include <attention_autotuner/attention_backward_sm90/sections.cuh>
+template <typename Config, typename T>
+void print(int batch, int heads_q, int heads_kv, int rows, int causal, int dim, int left, int right) {{
+  attention_autotuner_attention_backward_params p{{}};
+  p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seqlen_q = p.seqlen_k = rows;
+  p.causal = causal, p.dim_qk = p.dim_v = dim, p.window_left = left, p.window_right = right;
+  p = attention_autotuner::with_window(p);
+  std::printf("%d\\n", attention_autotuner::section_heads<Config, T, false>(p, batch * heads_kv, 1, 132));
+}}
+int main() {{
+{chr(10).join(calls)}
+}}
+"""
+    result = compile_host(tmp_path, text)
+    assert result.returncode == 0, result.stderr
+    ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
+    assert [int(line) for line in ran.stdout.split()] == expected
+    assert len(set(expected)) > 8

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
+from ...core.modifications import WINDOW
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, TileList, in_sequence
@@ -95,7 +96,7 @@ def _pass_time(
     batch = problem.extents[0]
     neighbours = batch * heads  # of a packed block, all
     if not problem.packed:
-        neighbours = section_heads(problem, shape, batch * heads, group)
+        neighbours = section_heads(problem, shape, batch * heads, group, spec.num_sms)
     tiles = TileList(
         steps=tuple(group * count for count in steps),
         heads=batch * heads // neighbours,
@@ -127,17 +128,48 @@ def _pass_time(
     )
 
 
-def section_heads(problem: Problem, shape: BackwardPassSm90Shape, heads: int, group: int) -> int:
+def section_heads(
+    problem: Problem, shape: BackwardPassSm90Shape, heads: int, group: int, num_sms: int
+) -> int:
     """Heads of the batch that are neighbours in the list for a block of rows: the entry's rule of the same name."""
     sharing = problem.batch if shape.masked else 1  # the mask of a head
-    if knobs_of(shape.candidate).cta_order != "longest_first":
+    in_turn = knobs_of(shape.candidate).cta_order != "longest_first"
+    waves = side_by_side(problem, shape) if in_turn else 0
+    if in_turn and waves == 0:
         return sharing
-    streamed = problem.seqlen_k if shape.by_queries else problem.seqlen_q * group
+    rows_q, blocks = problem.seqlen_q, -(-problem.seqlen_k // shape.block_rows)
+    if shape.owns_dq and WINDOW in shape.candidate.modifications:
+        left, right = (problem.seqlen_k if x < 0 else x for x in problem.window_size)
+        seen = left + (0 if problem.causal else right) + 1 + shape.block_rows
+        blocks = min(blocks, -(-seen // shape.block_rows))  # that share a tile of queries
+        rows_q = min(rows_q, seen) if in_turn else rows_q
+    streamed = problem.seqlen_k if shape.by_queries else rows_q * group
     sums = SUM_BYTES * problem.dim_qk if shape.share is not None else 0
     num_bytes = sharing * streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
-    most = min(heads // sharing, max(1, int(SECTION_BYTES / num_bytes)))
-    sections = range(most, 0, -1)
+    fitting = max(1, int(SECTION_BYTES / num_bytes))
+    if in_turn:
+        wanted = waves * num_sms / blocks
+        return nearest_divisor(heads, min(wanted, fitting) if problem.causal else wanted)
+    sections = range(min(heads // sharing, fitting), 0, -1)
     return sharing * next(count for count in sections if heads // sharing % count == 0)
+
+
+def side_by_side(problem: Problem, shape: BackwardPassSm90Shape) -> int:
+    """Multiple of the SMs that blocks of neighbouring heads are, or 0: the entry's waves_side_by_side."""
+    share = shape.share
+    if share is None or share.dq_add not in STORED or shape.masked or shape.packed:
+        return 0
+    by_keys = share.dq_by == "keys"
+    if share.dq_add == "queued":
+        fewer = bool(shape.candidate.modifications) or (by_keys and problem.causal)
+        return 2 - fewer if knobs_of(shape.candidate).dynamic else 0
+    return int(by_keys and not problem.causal and not shape.candidate.modifications)
+
+
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of a number whose ratio to the wanted one is nearest to one; the entry has the same."""
+    divisors = [count for count in range(1, number + 1) if number % count == 0]
+    return min(divisors, key=lambda count: max(count / wanted, wanted / count))
 
 
 def _auxiliary(

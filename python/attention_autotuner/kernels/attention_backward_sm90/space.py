@@ -34,7 +34,7 @@ from .knobs import (
 )
 from .resources import SWAPPED_BLOCK, BackwardPassSm90Shape, shapes, smem_bytes
 from .rules import PRUNING_PREDICATES, pass_of, passes_of
-from .suitability import WIDE
+from .suitability import BELOW_WIDE, WIDE
 
 # With the stages of what streams for S and for dP, and True where the rows' own operands stay in registers.
 Feed = tuple[IssueOrder, tuple[int, int], bool]
@@ -61,7 +61,6 @@ SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
 # Modifications with which defaults launch early and store gathered, as those of plain scores do.
 GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
-BELOW_WIDE = 112  # of head dims, the widest with registers for the interleaved order, which comes first below
 WIDEST = 192  # head dim beyond which, and beyond WIDE, tiles leave few stages
 SHARED_KEYS_DIM = 176  # of both head dims, from which warpgroups that share keys come first
 LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
@@ -75,8 +74,8 @@ class AttentionBackwardSm90Space:
 
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
-        dq_adds: how shares of dQ are added; ``queued`` ones are offered to deterministic problems alone, of head dims
-            up to :data:`WIDE`.
+        dq_adds: how shares of dQ are added; ``queued`` ones are offered to deterministic problems, of head dims up to
+            :data:`WIDE`, and where blocks are claimed to short ones.
         stored_blocks: queries of a step of ``stored`` shares; with early launches and in raster order alone, where
             neighbours in time add to what L2 still holds.
         early: True where launches are early and stores gathered, which gained together wherever they were raced; of
@@ -124,14 +123,14 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionBackwardSm90Kn
 def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | None:
     """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
 
-    None with an explicit mask as well, unless fused passes pay. Where the problem asks for
-    determinism, shares of dQ are queued, or where they cannot be there is a pass over queries, so that no CTA waits
-    for another: on an H200 two passes took 1.04 to 1.35 of the time without an order, and a queue 0.97 to 1.08.
-    Many uneven blocks are claimed by CTAs that stay, by turns where registers allow it. Of others, blocks of few steps
-    take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 % slower there at 512
-    tokens. Where scores are changed there are none either, nor in packed sequences, where they gain nothing. Launches
-    are early and stores gathered, but for such scores with slopes, a bias or a softcap: with ALiBi at d128 the loop
-    spills then, and no GPU has run the others.
+    None with an explicit mask as well, unless fused passes pay. Where the problem asks for determinism, shares of dQ
+    are queued, or where they cannot be there is a pass over queries, so that no CTA waits for another: on an H200 two
+    passes took 1.04 to 1.35 of the time without an order, and a queue 0.95 to 1.07. So they are in the usual mode where
+    that is as fast. Many uneven blocks are claimed by CTAs that stay, by turns where registers allow it, and most even
+    ones whose shares are queued. Of others, blocks of few steps take the shorter steps, and those that are uneven as
+    well no turns: on an H200 they were 2 % slower there at 512 tokens. Where scores are changed there are none either,
+    nor in packed sequences, where they gain nothing. Launches are early and stores gathered, but for such scores with
+    slopes, a bias or a softcap: with ALiBi at d128 the loop spills then, and no GPU has run the others.
     """
     few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
     if few or (problem.mask == "explicit" and not suitability.pays_masked(problem, spec)):
@@ -216,7 +215,8 @@ def _points(
             feeding = of_pass is fused or of_pass is other
             usual = cta_order == suitability.usual_order(problem, spec) and feeding
             if dq_add in STORED:
-                queues = suitability.may_queue(problem) and block <= SWAPPED_BLOCK
+                queues = problem.deterministic and suitability.may_queue(problem)
+                queues = queues and block <= SWAPPED_BLOCK
                 offered = queues if dq_add == "queued" else block in space.stored_blocks
                 offered = offered and early and feeding and cta_order == "raster"
             elif dq_add == "bulk":
@@ -278,7 +278,8 @@ def _claimed(
         masks = MASK_STAGES if problem.mask == "explicit" else masks
     swapped = (SWAPPED_BLOCK,) if suitability.claims_longer_steps(problem) else ()
     shares = [share for share in space.shares if share[1] in (64, *swapped)]
-    adds = tuple(add for add in space.claimed_adds if (add == "queued") == problem.deterministic)
+    queues, free = suitability.may_queue(problem), not problem.deterministic
+    adds = tuple(add for add in space.claimed_adds if (queues if add == "queued" else free))
     for dq_add, mask_stages, (dq_by, block) in product(adds, masks, shares):
         share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
         plain = BackwardPassSm90(

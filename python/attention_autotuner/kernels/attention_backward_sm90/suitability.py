@@ -13,6 +13,8 @@ from .rules import MAX_MASKED_DIM
 Stages = tuple[int, int]  # of what streams for S, and of dS
 DS_STAGES = (2, 1)
 WIDE = 128  # of head dims, the widest of fused passes
+BELOW_WIDE = 112  # the widest with registers for the interleaved order, which comes first below
+HELD_DIM = 64  # up to which rows are held in registers
 # Of queries, up to which sums pay that are stored before they are added to, by who computes shares, and whether blocks
 # are causal. In windows they pay at any length.
 STORED_ROWS: dict[tuple[DqBy, bool], int] = {
@@ -30,12 +32,31 @@ CLAIMED_WAVES = 7
 LONG_EVEN_ROWS = 2048  # queries, from which even ones are as well, in longer steps
 LONG_CLAIMED_ROWS = 3072  # from which uneven ones take longer steps
 LONG_MODIFIED_ROWS = 8192  # and with ALiBi or a prefix
-QUEUED_BLOCKS = 128
-"""Blocks of keys of a head, from which even ones whose shares of dQ are queued are claimed.
+QUEUED_BLOCKS = 7
+"""Blocks of keys of a head, from which even ones are claimed where the warpgroups of the keys compute queued shares.
 
-On an H200, fp16, without a mask, d64: 10609 us against 11061 at 1 x 32 x 16384, and 6464 against 5412 at 2 x 32 x 8192,
-where the CTAs of a head that begin at different times wait for each other. At d128 they wait in a ring instead, up to
-as many blocks as there are SMs: 9330 us against 9484 with 16384 tokens.
+With a fixed share as many CTAs run as are whole heads of blocks, and begin a head together. On an H200, fp16, without a
+mask, d128, against that: 438 us against 428 with 512 tokens, 832 against 849 with 896, 714 against 737 with 1000.
+"""
+QUEUED_START = {WIDE: 0.4, BELOW_WIDE: 1.2}
+"""Blocks' time that CTAs which claim wait for each other at first, where those of a fixed share wait in a ring.
+
+On an H200, without a mask, d128: 79 us against 66 with a block an SM, 2325 against 2159 with four, 2489 against 2534
+with sixteen, and 1600 against 1890 with 3333 tokens, whose blocks of whole heads employ 108 SMs. At d112 with sixteen
+2329 against 2248.
+"""
+QUEUED_ROWS = 2048
+"""Queries up to which queued shares pay in the usual mode where a warpgroup of its own computes them.
+
+On an H200, without a mask, against bulk additions: d64, fp16, 504 us against 542 with 512 tokens, 887 against 917 with
+1024, 1476 against 1487 with 2048, a tie with 4096, and 511 against 503 with 197; d32, bf16, 0.96 to 0.99 of the time.
+Beyond d64 they pay at any length: d96, bf16, 0.95 to 0.97 from 512 to 8192 tokens, d80 0.93 to 0.94.
+"""
+QUEUED_CAUSAL_ROWS = 1024
+"""Queries of causal blocks up to which they pay as well, with head dims up to 64.
+
+On an H200 against sums that are stored: d64, fp16, 416 us against 428 with 512 tokens, 547 against 554 with 1024, a tie
+with 2048; d32, bf16, 0.95 to 0.98, and 1.01 with 2048; d96 1.01 to 1.02.
 """
 SINKS = frozenset({"sinks"})  # a modification that the pass does not know: what they take is in LSE
 PLAIN = SINKS | {WINDOW, SPANS}  # those with which its loop is that of plain scores
@@ -164,21 +185,32 @@ def claimed_adds(problem: Problem) -> tuple[DqAdd, ...]:
     Sums that nobody clears pay, but for a softcap: on an H200, fp16, causal, 1422 us against 1525 without at d128 with
     4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64.
     """
-    if problem.deterministic:
+    if pays_queued(problem):
         return ("queued",)
     return ("bulk",) if "softcap" in problem.compiled_modifications else ("stored",)
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:
     """True where blocks of keys that are claimed are offered."""
-    if problem.deterministic:
-        by_keys = problem.widest_dim == WIDE  # the share of dQ
-        least = max(QUEUED_BLOCKS, spec.num_sms + 1 if by_keys else 0)
-        many = _blocks_of_head(problem) >= least
-        return may_queue(problem) and (is_uneven(problem, spec) or many)
-    fused = problem.widest_dim <= WIDE
+    if may_queue(problem):
+        return is_uneven(problem, spec) or not _pays_fixed_share(problem, spec)
+    if problem.deterministic or problem.widest_dim > WIDE:
+        return False
     uneven = is_uneven(problem, spec) or is_narrow(problem, spec)
-    return fused and (uneven or _is_long(problem) or pays_masked(problem, spec))
+    return uneven or _is_long(problem) or pays_masked(problem, spec)
+
+
+def _pays_fixed_share(problem: Problem, spec: ArchSpec) -> bool:
+    """True where even blocks whose shares of dQ are queued need no claims."""
+    if problem.widest_dim not in QUEUED_START:
+        return False
+    of_head, every = _blocks_of_head(problem), blocks(problem)
+    if of_head > spec.num_sms:
+        return False
+    if of_head < QUEUED_BLOCKS or every < CLAIMED_WAVES * spec.num_sms:
+        return True
+    employed = spec.num_sms // of_head * of_head
+    return -(-every // employed) <= every / spec.num_sms + QUEUED_START[problem.widest_dim]
 
 
 def has_waves(problem: Problem, spec: ArchSpec) -> bool:
@@ -197,7 +229,19 @@ def _blocks_of_head(problem: Problem) -> int:
 
 def may_queue(problem: Problem) -> bool:
     """True where shares of dQ in the order of their blocks are offered."""
-    return problem.deterministic and problem.score == "softmax" and problem.widest_dim <= WIDE
+    if problem.score != "softmax" or problem.widest_dim > WIDE:
+        return False
+    return problem.deterministic or _queues_as_fast(problem)
+
+
+def _queues_as_fast(problem: Problem) -> bool:
+    """True where queued shares are as fast as those without an order, or faster."""
+    widest, rows = problem.widest_dim, problem.seqlen_q
+    if not SINKS.issuperset(problem.compiled_modifications) or widest >= BELOW_WIDE:
+        return False
+    if problem.causal:
+        return widest <= HELD_DIM and rows <= QUEUED_CAUSAL_ROWS
+    return rows > STORED_ROWS["own", False] and (widest > HELD_DIM or rows <= QUEUED_ROWS)
 
 
 def pays_queued(problem: Problem) -> bool:

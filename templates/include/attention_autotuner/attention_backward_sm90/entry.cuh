@@ -257,7 +257,7 @@ struct AttentionBackwardSm90Entry {
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * batch;
     if (tiles > kMostTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    int const section = section_heads<Config, T, kPacked>(p, heads * batch, common.splits.divisor);
+    int const section = section_heads<Config, T, kPacked>(p, heads * batch, common.splits.divisor, most_ctas);
     softmax_backward::TileListOf<T> list;
     static_cast<softmax_backward::SectionList&>(list) = {
         kPacked ? heads : int(tiles), T::kQueuedDq || (T::kByQueries && p.causal), Divider::by(section * blocks),

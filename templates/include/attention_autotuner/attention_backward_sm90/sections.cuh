@@ -5,20 +5,55 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/score/modifications.cuh"
 
 namespace attention_autotuner {
 
-// As many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together; one where a head's row
-// blocks come in turn. With a mask, the batch of each, which shares it. The twin of section_heads() in cost.py.
+// How often the blocks of heads that are side by side are as many as SMs; 0 where a head's blocks come in turn. Where
+// the first share of a tile of queries is stored, or each waits for the one before, fewer CTAs ask for a tile at once
+// the more heads are at work. Causal blocks begin at tiles of their own, and gain less by it than L2 loses. The twin of
+// side_by_side() in cost.py.
+template <typename T>
+constexpr int waves_side_by_side(bool causal) {
+  if (!T::kStoredDq || T::kMasked || T::kPacked) return 0;
+  if (T::kQueuedDq) return !T::kDynamic ? 0 : T::kModified || (T::kKeysDq && causal) ? 1 : 2;
+  return T::kKeysDq && !causal && !T::kModified ? 1 : 0;
+}
+
+// The divisor of `all` whose ratio to `wanted` is nearest to one.
+inline int nearest_divisor(int all, double wanted) {
+  int below = maximum(1, int(wanted < all ? wanted : all));
+  while (all % below != 0) --below;
+  int above = below + 1;
+  while (above <= all && double(above) * below < wanted * wanted && all % above != 0) ++above;
+  return above <= all && double(above) * below < wanted * wanted ? above : below;
+}
+
+// As many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together; or, a head's row blocks
+// in turn, one or as many as waves_side_by_side() has, of which causal ones visit all of those tensors at once. With a
+// mask, the batch of each, which shares it. The twin of section_heads() in cost.py.
 template <typename Config, typename T, bool kPacked, typename Params>
-int section_heads(Params const& p, int heads, int splits) {
+int section_heads(Params const& p, int heads, int splits, int multiprocessors) {
   int const sharing = T::kMasked ? p.batch : 1, all = heads / sharing;
-  if (Config::kCtaOrder != CtaOrder::kLongestFirst) return sharing;
+  bool const in_turn = Config::kCtaOrder != CtaOrder::kLongestFirst;
+  int const waves = in_turn ? waves_side_by_side<T>(p.causal) : 0;
+  if (in_turn && waves == 0) return sharing;
+  int const rows_k = rows_of_keys<kPacked>(p);
+  int rows_q = rows_of_queries<kPacked>(p), blocks = divide_up(rows_k, T::kBlockRows);
+  if constexpr (T::kOwnDq && T::kModified && kHasWindow<Params>) {
+    int const seen = minimum(p.window_left, rows_k) + minimum(p.window_right, rows_k) + 1 + T::kBlockRows;
+    blocks = minimum(blocks, divide_up(seen, T::kBlockRows));  // that share a tile of queries
+    if (in_turn) rows_q = minimum(rows_q, seen);
+  }
   constexpr double kSectionBytes = 24e6;
-  int const rows_q = rows_of_queries<kPacked>(p), rows_k = rows_of_keys<kPacked>(p);
   int const streamed = T::kByQueries ? rows_k : rows_q * (p.heads_q / p.heads_kv / splits);
-  double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
-  int section = minimum(all, maximum(1, int(kSectionBytes / (bytes * sharing))));
+  double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0)) * sharing;
+  int const fitting = maximum(1, int(kSectionBytes / bytes));
+  if (in_turn) {
+    double const wanted = double(waves) * multiprocessors / blocks;
+    return nearest_divisor(all, p.causal && fitting < wanted ? double(fitting) : wanted);
+  }
+  int section = minimum(all, fitting);
   while (all % section != 0) --section;
   return section * sharing;
 }
