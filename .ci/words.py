@@ -71,17 +71,27 @@ class Hit:
 
 def words_in_text(name: str, text: str, words: Words) -> Iterator[Hit]:
     """Banned words anywhere in a text, compound names taken apart."""
+    if not _everywhere(text, words):  # as nearly all texts
+        return
     for number, line in enumerate(text.splitlines(), 1):
-        parts_of_line = [word.lower() for word in _WORD.findall(line)]
-        for banned in words.everywhere:
-            if banned.endswith("*"):
-                hit = any(word.startswith(banned[:-1]) for word in parts_of_line)
-            elif banned.islower() and "_" not in banned:
-                hit = banned in parts_of_line
-            else:
-                hit = banned in line
-            if hit:
-                yield Hit(name, number, banned, "anywhere")
+        for banned in _everywhere(line, words):
+            yield Hit(name, number, banned, "anywhere")
+
+
+def _everywhere(text: str, words: Words) -> list[str]:
+    """Those of the words that are banned anywhere that a text has."""
+    parts = {word.lower() for word in _WORD.findall(text)}
+    found = []
+    for banned in words.everywhere:
+        if banned.endswith("*"):
+            hit = any(word.startswith(banned[:-1]) for word in parts)
+        elif banned.islower() and "_" not in banned:
+            hit = banned in parts
+        else:
+            hit = banned in text
+        if hit:
+            found.append(banned)
+    return found
 
 
 def _bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
