@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from attention_autotuner.codegen.files import read_text
 from tests.snippets.pages import REPOSITORY
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "nvidia-h200"
 
 
 def result(name: str) -> Any:
-    """A result file of the H200."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    """A result file of the H200, packed or not."""
+    plain = RESULTS / f"{name}.json"
+    return json.loads(read_text(plain if plain.exists() else plain.with_suffix(".json.xz")))
 
 
 def summary(benchmark: str, baseline: str, mode: str) -> tuple[float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from statistics import geometric_mean
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen.files import read_text
 from attention_autotuner.tuning.sampling import GRAPH_BELOW_US
 from tests.result_files import result, summary
 from tests.snippets.pages import REPOSITORY
@@ -305,8 +303,7 @@ BACKWARD = ((1024, False), (8192, False), (1024, True), (8192, True))
 def test_ratios_in_the_kernel_log_are_those_of_its_runs(
     heading: str, group: str, versions: str, columns: tuple[tuple[int, bool], ...]
 ) -> None:
-    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_sm80.json.xz"
-    log, rows = json.loads(read_text(path)), rows_of(heading)
+    log, rows = result("kernel_log_sm80"), rows_of(heading)
     for version in versions:
         speeds = shapes_of(log[group] if group else log, version)
         cells = rows[version][2:5]
@@ -318,8 +315,7 @@ def test_ratios_in_the_kernel_log_are_those_of_its_runs(
 
 
 def test_backward_defaults_between_buckets_are_as_the_log_says() -> None:
-    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
-    races = json.loads(read_text(path))["backward_defaults_between_buckets"]["races"]
+    races = result("kernel_log_races")["backward_defaults_between_buckets"]["races"]
     ratios = [
         race["us"][race["of_exact_length"]] / race["us"][race["of_bucket"]]
         for race in races
@@ -331,8 +327,7 @@ def test_backward_defaults_between_buckets_are_as_the_log_says() -> None:
 
 
 def test_whole_tiles_found_once_are_as_the_log_says() -> None:
-    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
-    races = json.loads(read_text(path))["attention_backward_sm90_whole_tiles"]["races"]
+    races = result("kernel_log_races")["attention_backward_sm90_whole_tiles"]["races"]
     ratios = {
         race["shape"]: f"{race['us']['found once'] / race['us']['before']:.3f}"
         for race in races
@@ -355,8 +350,7 @@ def test_whole_tiles_found_once_are_as_the_log_says() -> None:
 
 
 def test_queued_shares_are_as_the_log_says() -> None:
-    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
-    races = json.loads(read_text(path))["attention_backward_sm90_queued"]
+    races = result("kernel_log_races")["attention_backward_sm90_queued"]
     ratios = {
         race["shape"]: race["us"]["now"] / race["us"]["before"] for race in races["before_and_now"]
     }
@@ -386,8 +380,7 @@ def test_queued_shares_are_as_the_log_says() -> None:
 
 
 def test_sections_of_heads_are_as_the_log_says() -> None:
-    path = REPOSITORY / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz"
-    races = json.loads(read_text(path))["attention_backward_sm90_sections"]
+    races = result("kernel_log_races")["attention_backward_sm90_sections"]
     ratios = {race["shape"]: race["ratio"] for race in races["before_and_now"]}
 
     def spread(start: str, *, without: str = " ") -> str:

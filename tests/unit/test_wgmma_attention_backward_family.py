@@ -68,11 +68,11 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
 @pytest.mark.parametrize(
     ("dims", "words", "share", "claimed_share"),
     [
-        ((64, 64), "fused_keys_g2c64i3x2h", "_own1", "_own2"),
+        ((64, 64), "fused_keys_g2c64i3x2h", "_own1bulk", "_own2"),
         ((80, 80), "fused_keys_g2c64i3x2", "_own2queued", "_own2"),
         ((96, 96), "fused_keys_g2c64i3x2", "_own2queued", "_own2"),
-        ((64, 128), "fused_keys_g2c64i3x2", "_own1", "_own1"),
-        ((112, 112), "fused_keys_g2c64t3x2", "_keys1", "_keys1"),
+        ((64, 128), "fused_keys_g2c64i3x2", "_own1bulk", "_own1"),
+        ((112, 112), "fused_keys_g2c64t3x2", "_keys1bulk", "_keys1"),
         ((176, 176), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2", "", ""),
         ((192, 128), "two_pass_keys_g2c32i3x2_dq_g2c64b3x3", "", ""),
         ((192, 192), "two_pass_keys_g2c64s3x3r_dq_g2c64a3x2", "", ""),
@@ -83,14 +83,11 @@ def test_defaults_by_head_dim(
     dims: tuple[int, int], words: str, share: str, claimed_share: str
 ) -> None:
     early = "_early_gathered"
-    queued = share.endswith("queued")
-    added = f"{words}{share}" if queued else f"{words}{share}bulk" if share else words
-    even = f"{added}_raster_persistent{early}" + "_dynamic" * queued
+    even = f"{words}{share}_raster_persistent{early}" + "_dynamic" * share.endswith("queued")
     assert POLICY.default(with_dims(dims)).knobs.label == even
     causal = with_dims(dims, causal=True)
     few = POLICY.default(replace(causal, heads_q=4, heads_kv=4))
-    added = f"{words}_own1bulk" if queued else added
-    assert few.knobs.label == f"{added}_lpt{early}"
+    assert few.knobs.label == f"{words}{share.replace('own2queued', 'own1bulk')}_lpt{early}"
     claimed = f"{words}{claimed_share}stored_raster_persistent{early}_dynamic"
     assert POLICY.default(causal).knobs.label == (claimed if share else few.knobs.label)
 

@@ -109,12 +109,9 @@ def test_queued_shares_are_offered_to_deterministic_problems() -> None:
     assert queued(replace(PROBLEM, deterministic=True)) >= 2
 
 
-def sections_of(problem: Problem, label: str = "") -> int:
-    """Heads side by side of a problem's default, or of the one of its candidates with such a label."""
-    candidate = POLICY.default(problem)
-    if label:
-        (candidate,) = (item for item in offered(problem) if item.knobs.label == label)
-    (shape,) = shapes(candidate)
+def sections_of(problem: Problem) -> int:
+    """Heads side by side of a problem's default."""
+    (shape,) = shapes(POLICY.default(problem))
     group = problem.heads_q // problem.heads_kv
     return section_heads(problem, shape, problem.batch * problem.heads_kv, group, 132)
 

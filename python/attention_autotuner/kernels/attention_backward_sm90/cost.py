@@ -168,8 +168,12 @@ def side_by_side(problem: Problem, shape: BackwardPassSm90Shape) -> int:
 
 def nearest_divisor(number: int, wanted: float) -> int:
     """The divisor of a number whose ratio to the wanted one is nearest to one; the entry has the same."""
-    divisors = [count for count in range(1, number + 1) if number % count == 0]
-    return min(divisors, key=lambda count: max(count / wanted, wanted / count))
+    below = max(1, int(min(number, wanted)))
+    while number % below != 0:
+        below -= 1
+    further = range(below + 1, min(number, int(wanted**2 / below)) + 1)
+    above = next((count for count in further if number % count == 0), below)
+    return above if above * below < wanted**2 else below
 
 
 def _auxiliary(

@@ -75,7 +75,7 @@ class AttentionBackwardSm90Space:
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
         dq_adds: how shares of dQ are added; ``queued`` ones are offered to deterministic problems, of head dims up to
-            :data:`WIDE`, and where blocks are claimed to short ones.
+            :data:`WIDE`, and where blocks are claimed to those for which they are as fast.
         stored_blocks: queries of a step of ``stored`` shares; with early launches and in raster order alone, where
             neighbours in time add to what L2 still holds.
         early: True where launches are early and stores gathered, which gained together wherever they were raced; of

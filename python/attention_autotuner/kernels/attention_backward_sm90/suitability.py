@@ -36,7 +36,7 @@ QUEUED_BLOCKS = 7
 """Blocks of keys of a head, from which even ones are claimed where the warpgroups of the keys compute queued shares.
 
 With a fixed share as many CTAs run as are whole heads of blocks, and begin a head together. On an H200, fp16, without a
-mask, d128, against that: 438 us against 428 with 512 tokens, 832 against 849 with 896, 714 against 737 with 1000.
+mask, d128, against that: 438 us against 420 with 512 tokens, 832 against 849 with 896, 712 against 738 with 1000.
 """
 QUEUED_START = {WIDE: 0.4, BELOW_WIDE: 1.2}
 """Blocks' time that CTAs which claim wait for each other at first, where those of a fixed share wait in a ring.
