@@ -25,6 +25,7 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "attention_backward_sm90/mainloop.cuh"
 PRODUCTS = "attention_backward_sm90/products.cuh"
+PRODUCER = "attention_backward_sm90/producer.cuh"
 SCORES = "attention_backward_sm90/scores.cuh"
 SHARE = "attention_backward_sm90/dq_share.cuh"
 SENDER = "attention_backward_sm90/dq_sender.cuh"
@@ -79,11 +80,16 @@ OF_CLAIMS = {
         "",
     ),
     "rows_not_loaded": (
-        "attention_backward_sm90/producer.cuh",
+        PRODUCER,
         "return visit == 0 ? begin : begin + minimum(kStages, steps()) - 1;",
         "return visit == 0 ? begin : begin + kStages - 1;",
     ),
     "ended_unread": (KERNEL, "if constexpr (T::kTmaStores) wait_for_reads();", ""),
+    "preprocess_not_awaited": (
+        PRODUCER,
+        "if constexpr (T::kEarly && T::kFirstPass) wait_on_dependent_grids();",
+        "",
+    ),
 }
 SAID_OF_CLAIMS = {
     "slot_overwritten": "races with",
@@ -96,6 +102,7 @@ SAID_OF_CLAIMS = {
     "late_rows_not_waited_for": "an mma's read",
     "rows_not_loaded": "has yet to bring",
     "ended_unread": "a cta has ended",
+    "preprocess_not_awaited": "are not finite",
 }
 # Of CTAs whose rows are in registers, so that results have a place of their own.
 HOLDS = "if constexpr (T::kHeldRows && T::kHasDs) Base::template load_fragments<T::kColumns>(x1, x1_tile());"

@@ -30,7 +30,7 @@ MUTANTS = {
     "signs_not_read": (STORED, "loop_row = band.loop_rows;", ""),
 }
 CAUGHT = [
-    ("stage_not_awaited", "lazy", "has yet to"),
+    ("stage_not_awaited", "lazy", "races with the write of a copy"),
     ("stage_released_early", "lazy", "has yet to read"),
     ("unseen_keys_kept", "eager", "dk: "),
 ]

@@ -65,6 +65,11 @@ MUTANTS = {
         "if (stores) tma_store_wait_read();\n    named_barrier(1, 2 * kWarpgroupThreads);",
         "if (stores) tma_store_wait_read();",
     ),
+    "states_not_awaited": (
+        "chunks_backward_sm90/state.cuh",
+        "if (pass.first_slots > 1) wait_on_dependent_grids();",
+        "",
+    ),
     "share_left_out": (MAINLOOP, "sum[i] = kept[i] + taken.x;", "sum[i] = kept[i];"),
 }
 CAUGHT_IN_PARTS = [
@@ -79,6 +84,7 @@ CAUGHT = [
     ("state_not_decayed", "eager", "dq: "),
     ("factor_of_another_token", "eager", "dk: "),
     ("gamma_without_the_state", "eager", "dlog2_gamma: "),
+    ("states_not_awaited", "lazy", "dq: "),
     ("y_released_early", "eager", "races with the read of an MMA"),
 ]
 PLAIN = Problem(
@@ -159,7 +165,7 @@ def test_states_may_exceed_the_type(emulated: LoadedKernel) -> None:
 def test_mistakes_are_caught(
     emulated: LoadedKernel, mutant: str, policy: str, message: str
 ) -> None:
-    problem = LONGER if mutant.startswith("gamma") else PLAIN
+    problem = LONGER if mutant in ("gamma_without_the_state", "states_not_awaited") else PLAIN
     outcome = check(emulated, [problem] * WAYS, [(policy, 1)], mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
     assert message in outcome.reason

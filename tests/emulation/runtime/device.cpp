@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../../../templates/include/attention_autotuner/abi.h"
 #include "machine.h"
 
 extern "C" CUresult emulation_encode_tiled(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
@@ -11,7 +12,7 @@ extern "C" CUresult emulation_encode_tiled(CUtensorMap*, CUtensorMapDataType, cu
                                            CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                            CUtensorMapFloatOOBfill);
 
-// A launch runs to its end; what went wrong in it is the last error.
+// What went wrong in the launches that have run is the last error.
 cudaError_t cudaGetLastError() { return emulation::last_fault().empty() ? cudaSuccess : cudaErrorLaunchFailure; }
 char const* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorLaunchFailure ? emulation::last_fault().c_str() : "an error of the emulated runtime";
@@ -39,6 +40,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  emulation::finish();
   std::memset(data, value, bytes);
   return cudaSuccess;
 }
@@ -51,6 +53,18 @@ cudaError_t emulation_entry_point(char const* name, void** entry_point, cudaDriv
   *entry_point = known ? reinterpret_cast<void*>(&emulation_encode_tiled) : nullptr;
   *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
+}
+
+// The kernel's entry, and then what it has launched, to the end.
+extern "C" int32_t emulation_launch_of_kernel(void const* params, void* workspace, void* stream, int32_t device);
+extern "C" __attribute__((visibility("default"))) int32_t attention_autotuner_launch(void const* params,
+                                                                                     void* workspace, void* stream,
+                                                                                     int32_t device) {
+  emulation::forget_fault();
+  int32_t const status = emulation_launch_of_kernel(params, workspace, stream, device);
+  bool const ended = emulation::finish();
+  if (status != ATTENTION_AUTOTUNER_OK || ended) return status;
+  return ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(cudaErrorLaunchFailure);
 }
 
 // Settings of the launches from now on; see machine.h.

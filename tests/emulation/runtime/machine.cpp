@@ -1,4 +1,4 @@
-// Fibers, the scheduler and gatherings of threads; see machine.h.
+// Fibers, the scheduler and launches; see machine.h.
 #include "machine.h"
 
 #include <malloc.h>
@@ -16,36 +16,52 @@ namespace emulation {
 
 Settings settings;
 Thread* current = nullptr;
-Index3 grid_size, block_size;
 WaitQueue releases;
+
+struct Running {
+  Launch launch;
+  Running* ahead;  // null where it begins when all ahead have ended
+  std::vector<std::unique_ptr<Cta>> ctas;
+  std::vector<Thread*> ready = {};
+  size_t ready_first = 0;           // of the queue `ready`, under policies in turn
+  uint64_t begun = 0, letting = 0;  // CTAs, and how many of them let the next launch begin or have ended
+  uint64_t held = 0;                // of those that let it begin, how many have not ended
+  bool holds = true;                // see let_next_begin()
+  bool ended = false;
+  WaitQueue others = {}, end = {};
+
+  uint64_t total() const { return uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z; }
+};
 
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kOtherActors = 160;
+constexpr uint64_t kHeldCtas = 8;
 
 Context scheduler_context;
 ucontext_t scheduler_start;
 std::vector<Fiber*> free_fibers;
-std::vector<Thread*> ready;
-size_t ready_first = 0;  // of the queue `ready`, under policies in turn
 // Events that are due; under the random policy a hasty one may come while threads can run, the others wait for
 // idleness.
 struct Event {
   std::function<void()> action;
   bool hasty;
+  Running* of;
 };
 std::deque<Event> events;
 std::mt19937_64 random_source;
 std::string fault_text;
 bool faulted = false;
-Launch const* launched = nullptr;
+uint32_t picks = 0;
+Running* acting = nullptr;    // whose thread or event goes on
+std::deque<Running> running;  // in the order of their launches, of which none waits for a later one
 
 bool chance(int one_in) { return random_source() % uint64_t(one_in) == 0; }
 
 void make_ready(Thread* thread) {
   thread->state = Thread::State::kReady;
-  ready.push_back(thread);
+  thread->cta->running->ready.push_back(thread);
 }
 
 // In a function of its own: the compiler's form of longjmp may not stand in one that calls its form of setjmp.
@@ -56,15 +72,8 @@ void leave() {
   if (__builtin_setjmp(current->fiber->context) == 0) go_to(scheduler_context);
 }
 
-void end_generation(NamedBarrier& barrier) {
-  barrier.arrived = barrier.expected = 0;
-  barrier.released.join(barrier.coming);
-  ++barrier.generation;
-  barrier.queue.wake();
-}
-
 void run_thread() {
-  launched->body();
+  current->cta->running->launch.body();
   current->state = Thread::State::kDone;
   Cta& cta = *current->cta;
   --cta.alive;
@@ -99,6 +108,7 @@ Fiber* take_fiber() {
 
 void resume(Thread* thread) {
   current = thread;
+  acting = thread->cta->running;
   if (__builtin_setjmp(scheduler_context) == 0) {
     Fiber& fiber = *thread->fiber;
     if (fiber.started) go_to(fiber.context);
@@ -121,18 +131,18 @@ struct Starved {
   bool holds(Thread const* thread) const { return thread->cta == cta && thread->linear / 32 == warp; }
 } starved;
 
-Thread* pick_in_turn() {
-  Thread* const thread = ready[ready_first++];
-  if (ready_first == ready.size()) {
-    ready.clear();
-    ready_first = 0;
-  } else if (ready_first > 4096) {
-    ready.erase(ready.begin(), ready.begin() + ptrdiff_t(ready_first));
-    ready_first = 0;
+Thread* pick_in_turn(Running& from) {
+  Thread* const thread = from.ready[from.ready_first++];
+  if (from.ready_first == from.ready.size()) {
+    from.ready.clear();
+    from.ready_first = 0;
+  } else if (from.ready_first > 4096) {
+    from.ready.erase(from.ready.begin(), from.ready.begin() + ptrdiff_t(from.ready_first));
+    from.ready_first = 0;
   }
   return thread;
 }
-Thread* pick_random() {
+Thread* pick_random(std::vector<Thread*>& ready) {
   size_t at = random_source() % ready.size();
   if (--starved.picks <= 0) {
     starved.picks = 32 << random_source() % 11;
@@ -145,11 +155,44 @@ Thread* pick_random() {
   ready.pop_back();
   return thread;
 }
-
 void fire(size_t at) {
+  acting = events[at].of;
   auto const action = std::move(events[at].action);
   events.erase(events.begin() + ptrdiff_t(at));
   if (__builtin_setjmp(scheduler_context) == 0) action();  // fault() comes back here
+}
+
+// Something that is due, of one launch or of any; false if nothing is.
+bool fire_any(Running const* of) {
+  size_t const count = size_t(std::count_if(events.begin(), events.end(),
+                                            [of](Event const& event) { return of == nullptr || event.of == of; }));
+  if (count == 0) return false;
+  size_t left = random_source() % count, at = 0;
+  while (of != nullptr && (events[at].of != of || left-- > 0)) ++at;
+  fire(of == nullptr ? left : at);
+  return true;
+}
+
+// The launch whose thread runs next; null where something that was due came instead, or nothing goes on. Launches are
+// taken in order under the eager policy, at random or the last first under the random one, and under the lazy one the
+// last goes on until it waits, and what is due with it: so has what it does not wait for not been done. Only now and
+// then are they in order, as threads may ask again and again for what those ahead do.
+Running* pick_launch(bool& goes_on) {
+  bool const several = running.size() > 1, now_and_then = ++picks % 1024 == 0;
+  bool const in_order =
+      settings.policy == Policy::kEager || now_and_then || (settings.policy == Policy::kRandom && several && chance(2));
+  auto const has_ready = [](Running const& launched) { return !launched.ready.empty(); };
+  goes_on = true;
+  if (in_order) {
+    auto const first = std::find_if(running.begin(), running.end(), has_ready);
+    if (first != running.end()) return &*first;
+  }
+  for (auto at = running.rbegin(); at != running.rend(); ++at) {
+    if (has_ready(*at)) return &*at;
+    if (several && settings.policy == Policy::kLazy && fire_any(&*at)) return nullptr;
+  }
+  goes_on = fire_any(nullptr);
+  return nullptr;
 }
 
 std::string text_of_wait(Thread const& thread) {
@@ -157,8 +200,7 @@ std::string text_of_wait(Thread const& thread) {
   if (thread.waits_for != nullptr) thread.waits_for(thread.waited, text, sizeof(text));
   return text;
 }
-std::string describe_waiting(std::vector<std::unique_ptr<Cta>> const& ctas) {
-  std::string text;
+void describe_waiting(std::vector<std::unique_ptr<Cta>> const& ctas, std::string& text) {
   for (auto const& cta : ctas) {
     auto const& threads = cta->threads;
     for (size_t first = 0; first < threads.size();) {
@@ -177,31 +219,72 @@ std::string describe_waiting(std::vector<std::unique_ptr<Cta>> const& ctas) {
       first = last;
     }
   }
-  return text;
 }
 
-void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
-  uint64_t const total = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
-  uint64_t next = 0;
-  int const count = int(launch.block.x * launch.block.y * launch.block.z);
-  auto start = [&](std::shared_ptr<Cluster> const& cluster, int rank, uint32_t base) {
-    Index3 const index{unsigned(next % launch.grid.x), unsigned(next / launch.grid.x % launch.grid.y),
-                       unsigned(next / launch.grid.x / launch.grid.y)};
-    ++next;
-    ctas.push_back(std::make_unique<Cta>(index, count, base, launch.shared_bytes, cluster, rank, launch.cluster));
-    cluster->ctas.push_back(ctas.back().get());
-    for (auto& thread : ctas.back()->threads) {
-      thread->fiber = take_fiber();
-      make_ready(thread.get());
+// Starts as many CTAs of a launch as run at once.
+void start_ctas(Running& of) {
+  Launch const& launch = of.launch;
+  size_t const most = size_t(std::max(launch.cluster, settings.multiprocessors)) + of.held;
+  while (of.begun < of.total() && of.ctas.size() + size_t(launch.cluster) <= most) {
+    // Shared memory starts at any multiple of 16 that no kernel chose.
+    uint32_t const base = 1024 + 16 * uint32_t(random_source() % 64);
+    auto const cluster = std::make_shared<Cluster>();
+    for (int rank = 0; rank < launch.cluster; ++rank) {
+      Index3 const index{unsigned(of.begun % launch.grid.x), unsigned(of.begun / launch.grid.x % launch.grid.y),
+                         unsigned(of.begun / launch.grid.x / launch.grid.y)};
+      ++of.begun;
+      of.ctas.push_back(std::make_unique<Cta>(&of, index, base, cluster, rank));
+      cluster->ctas.push_back(of.ctas.back().get());
+      for (auto& thread : of.ctas.back()->threads) {
+        thread->fiber = take_fiber();
+        make_ready(thread.get());
+      }
     }
-  };
+  }
+}
+
+// Counts a CTA that lets the next launch begin, if it is the first time.
+void count_letting(Cta& cta) {
+  if (cta.lets_next_begin) return;
+  cta.lets_next_begin = true;
+  ++cta.running->letting;
+  cta.running->others.wake();
+}
+
+void end_cta(Cta* cta) {
+  if (cta->events > 0 || !mmas_done(*cta)) {
+    fault_text = "a CTA has ended while copies or MMAs of its shared memory are in flight";
+    faulted = true;
+  }
+  for (auto const& thread : cta->threads) free_fibers.push_back(thread->fiber);
+  if (starved.cta == cta) starved.cta = nullptr;
+  cta->cluster->ctas[size_t(cta->rank)] = nullptr;
+  Running& of = *cta->running;
+  if (cta->held) --of.held;
+  count_letting(*cta);
+  of.ctas.erase(std::find_if(of.ctas.begin(), of.ctas.end(), [cta](auto const& held) { return held.get() == cta; }));
+  if (!of.ctas.empty() || of.begun < of.total()) return;
+  of.ended = true;
+  of.end.wake();
+}
+
+// Where CTAs that are held keep others from letting the next launch begin; false if none is.
+bool stop_holding() {
+  for (Running& launched : running) {
+    if (launched.others.threads.empty()) continue;
+    launched.holds = false;
+    launched.others.wake();
+    return true;
+  }
+  return false;
+}
+
+void schedule() {
   while (!faulted) {
-    size_t const held = size_t(std::max(launch.cluster, settings.multiprocessors));
-    while (next < total && ctas.size() + size_t(launch.cluster) <= held) {
-      // Shared memory starts at any multiple of 16 that no kernel chose.
-      uint32_t const base = 1024 + 16 * uint32_t(random_source() % 64);
-      auto const cluster = std::make_shared<Cluster>();
-      for (int rank = 0; rank < launch.cluster; ++rank) start(cluster, rank, base);
+    bool may_begin = true;
+    for (Running& launched : running) {
+      if (may_begin && !launched.ended) start_ctas(launched);
+      may_begin = may_begin && launched.letting == launched.total();
     }
     if (settings.policy == Policy::kEager) {
       while (!events.empty() && !faulted) fire(0);
@@ -210,28 +293,20 @@ void schedule(Launch const& launch, std::vector<std::unique_ptr<Cta>>& ctas) {
       if (events[at].hasty) fire(at);
     }
     if (faulted) break;
-    if (ready.empty()) {
-      if (ctas.empty()) return;
-      if (events.empty()) {
-        fault_text = "deadlock:" + describe_waiting(ctas);
-        faulted = true;
-        return;
-      }
-      fire(random_source() % events.size());
-      continue;
-    }
-    Thread* const thread = settings.policy == Policy::kRandom ? pick_random() : pick_in_turn();
-    resume(thread);
-    if (faulted || thread->cta->alive > 0) continue;
-    Cta* const cta = thread->cta;
-    if (cta->events > 0 || !mmas_done(*cta)) {
-      fault_text = "a CTA has ended while copies or MMAs of its shared memory are in flight";
+    bool goes_on = true;
+    Running* const picked = pick_launch(goes_on);
+    if (!goes_on) {
+      if (std::all_of(running.begin(), running.end(), [](Running const& launched) { return launched.ended; })) return;
+      if (stop_holding()) continue;
+      fault_text = "deadlock:";
+      for (Running const& launched : running) describe_waiting(launched.ctas, fault_text);
       faulted = true;
+      return;
     }
-    for (auto const& ended : cta->threads) free_fibers.push_back(ended->fiber);
-    if (starved.cta == cta) starved.cta = nullptr;
-    cta->cluster->ctas[size_t(cta->rank)] = nullptr;
-    ctas.erase(std::find_if(ctas.begin(), ctas.end(), [cta](auto const& held) { return held.get() == cta; }));
+    if (picked == nullptr) continue;
+    Thread* const thread = settings.policy == Policy::kRandom ? pick_random(picked->ready) : pick_in_turn(*picked);
+    resume(thread);
+    if (!faulted && thread->cta->alive == 0) end_cta(thread->cta);
   }
 }
 
@@ -256,16 +331,18 @@ void fault(char const* format, ...) {
 std::string const& last_fault() { return fault_text; }
 
 Cta::~Cta() = default;
-Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes, std::shared_ptr<Cluster> cluster, int rank,
-         int cluster_size)
-    : index(index),
+Cta::Cta(Running* running, Index3 index, uint32_t base, std::shared_ptr<Cluster> cluster, int rank)
+    : running(running),
+      index(index),
       cluster(std::move(cluster)),
       rank(rank),
-      warps(size_t(count + 31) / 32),
-      memory(base, bytes),
-      alive(count),
-      actors(size_t(count)),
-      first_actor(size_t(rank) * (size_t(count) + kOtherActors)) {
+      memory(base, running->launch.shared_bytes) {
+  Index3 const& block = running->launch.block;
+  int const count = int(block.x * block.y * block.z);
+  warps.resize(size_t(count + 31) / 32);
+  alive = count;
+  actors = size_t(count);
+  first_actor = size_t(rank) * (size_t(count) + kOtherActors);
   for (int i = 0; i < (count + 127) / 128; ++i) mmas.push_back(std::make_unique<MmaQueue>());
   for (int i = 0; i < count; ++i) {
     threads.push_back(std::make_unique<Thread>());
@@ -274,8 +351,7 @@ Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes, std::shared_ptr
     thread.linear = i;
     thread.clock.times.resize(first_actor + size_t(count));
     thread.clock.times[thread.actor()] = 1;
-    thread.index = {unsigned(i) % block_size.x, unsigned(i) / block_size.x % block_size.y,
-                    unsigned(i) / block_size.x / block_size.y};
+    thread.index = {unsigned(i) % block.x, unsigned(i) / block.x % block.y, unsigned(i) / block.x / block.y};
   }
 }
 
@@ -301,129 +377,62 @@ void park(WaitQueue& queue) {
   queue.threads.push_back(current);
   leave();
 }
-void later(std::function<void()> event) { events.push_back({std::move(event), chance(2)}); }
+void later(std::function<void()> event) { events.push_back({std::move(event), chance(2), acting}); }
 bool early() {
   return settings.policy == Policy::kEager || (settings.policy == Policy::kRandom && random_source() % 2 == 0);
 }
 
-Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<void(Words*)> const& action) {
-  Thread& self = *current;
-  int const lane = self.lane();
-  if ((mask >> lane & 1) == 0) fault("%s: lane %d is not in its mask %08x", what, lane, mask);
-  Rendezvous& gathering = self.cta->warps[size_t(self.linear / 32)].gathering(mask);
-  if (gathering.arrived == 0) {
-    gathering.what = what;
-  } else if (gathering.what != what && std::strcmp(gathering.what, what) != 0) {
-    fault("lanes of a warp part: one is at %s, others at %s", what, gathering.what);
-  }
-  uint64_t const generation = gathering.generation;
-  Words* const words = gathering.words[generation % 2];
-  words[lane] = mine;
-  gathering.arrived |= uint32_t(1) << lane;
-  if (gathering.arrived == mask) {
-    if (action) action(words);
-    gathering.arrived = 0;
-    ++gathering.generation;
-    gathering.queue.wake();
-  } else {
-    wait_until(
-        gathering.queue, [&] { return gathering.generation != generation; }, "%s with the lanes %08x", what, mask);
-  }
-  return words;
+Launch const& launch_of(Cta const& cta) { return cta.running->launch; }
+
+void submit(Launch launch) {
+  if (faulted || (!launch.early && !finish())) return;
+  Running* const ahead = running.empty() ? nullptr : &running.back();
+  running.push_back({std::move(launch), ahead});
 }
-
-void sync_warp(uint32_t mask) {
-  meet("__syncwarp", mask, {}, [mask](Words*) {
-    size_t const first = size_t(current->linear / 32 * 32);
-    Clock all;
-    for (size_t lane = 0; lane < 32; ++lane) {
-      if ((mask >> lane & 1) != 0) current->cta->threads[first + lane]->release(all);
-    }
-    for (size_t lane = 0; lane < 32; ++lane) {
-      if ((mask >> lane & 1) != 0) current->cta->threads[first + lane]->clock.join(all);
-    }
-  });
-}
-
-namespace {
-
-// Counts an arrival; whether that was the last.
-bool count_named(int id, int threads) {
-  if (id < 0 || id > 15) fault("named barrier %d", id);
-  NamedBarrier& barrier = current->cta->named[id];
-  if (threads > 0 && threads % 32 != 0) fault("named barrier %d for %d threads", id, threads);
-  if (barrier.arrived == 0) barrier.expected = threads;
-  if (barrier.expected != threads) {
-    fault("named barrier %d: one thread says %d threads, others said %d", id, threads, barrier.expected);
-  }
-  int const wanted = threads < 0 ? current->cta->alive : threads;
-  current->release(barrier.coming);
-  if (++barrier.arrived < wanted) return false;
-  end_generation(barrier);
-  return true;
-}
-
-}  // namespace
-
-void sync_named(int id, int threads) {
+void let_next_begin() {
+  Cta& cta = *current->cta;
+  Running& of = *cta.running;
+  count_letting(cta);
   maybe_yield();
-  NamedBarrier& barrier = current->cta->named[id & 15];
-  uint64_t const generation = barrier.generation;
-  if (!count_named(id, threads)) {
-    wait_until(
-        barrier.queue, [&] { return barrier.generation != generation; },
-        "named barrier %d of %d threads, %d of them there by then", id, threads, barrier.arrived);
-  }
-  current->clock.join(barrier.released);
-}
-void arrive_named(int id, int threads) {
-  count_named(id, threads);
-  maybe_yield();
-}
-
-void arrive_in_cluster() {
-  Cluster& cluster = *current->cta->cluster;
-  NamedBarrier& barrier = cluster.barrier;
-  int wanted = 0;
-  for (Cta const* cta : cluster.ctas) wanted += cta == nullptr ? 0 : cta->alive;
-  current->cluster_generation = barrier.generation;
-  current->release(barrier.coming);
-  if (++barrier.arrived == wanted) end_generation(barrier);
-  maybe_yield();
-}
-void wait_in_cluster() {
-  NamedBarrier& barrier = current->cta->cluster->barrier;
+  if (settings.policy != Policy::kLazy || &of == &running.back()) return;
+  // Its last CTAs go on after the next launch has begun, so that little of what they do has been done by then.
+  if (!cta.held) ++of.held;
+  cta.held = true;
+  uint64_t const enough = std::min(of.letting + kHeldCtas, of.total());
   wait_until(
-      barrier.queue, [&] { return barrier.generation != current->cluster_generation; },
-      "the cluster's barrier, %d threads there by then", barrier.arrived);
-  current->clock.join(barrier.released);
+      of.others, [&of, enough] { return !of.holds || of.letting >= enough; }, "other CTAs to let the next begin");
+}
+void wait_for_ahead() {
+  Running* const ahead = current->cta->running->ahead;
+  if (ahead != nullptr) wait_until(ahead->end, [ahead] { return ahead->ended; }, "the end of the launch ahead");
 }
 
-int run(Launch const& launch) {
+void forget_fault() {
+  faulted = false;
+  fault_text.clear();
+}
+bool finish() {
   // What a CTA takes is given back to the next one, not to the system, which would clear every page again.
   static bool const kept = mallopt(M_MMAP_THRESHOLD, 64 << 20) != 0 && mallopt(M_TRIM_THRESHOLD, 512 << 20) != 0;
   if (!kept) std::abort();
-  launched = &launch;
-  grid_size = launch.grid;
-  block_size = launch.block;
-  faulted = false;
-  fault_text.clear();
+  if (running.empty() || faulted) return !faulted;
   events.clear();
   releases.threads.clear();
-  ready.clear();
-  ready_first = 0;
   starved = {};
+  picks = 0;
   random_source.seed(settings.seed);
-  std::vector<std::unique_ptr<Cta>> ctas;
-  schedule(launch, ctas);
-  for (auto const& cta : ctas) {
-    for (auto const& thread : cta->threads) {
-      thread->fiber->started &= thread->state == Thread::State::kDone;  // what a fault ended is given up
-      free_fibers.push_back(thread->fiber);
+  schedule();
+  for (Running const& launched : running) {
+    for (auto const& cta : launched.ctas) {
+      for (auto const& thread : cta->threads) {
+        thread->fiber->started &= thread->state == Thread::State::kDone;  // what a fault ended is given up
+        free_fibers.push_back(thread->fiber);
+      }
     }
   }
+  running.clear();
   events.clear();
-  return faulted ? 1 : 0;
+  return !faulted;
 }
 
 }  // namespace emulation

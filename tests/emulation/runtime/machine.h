@@ -189,7 +189,10 @@ struct Cluster {
   NamedBarrier barrier;
 };
 
+struct Running;  // a launch that has not ended
+
 struct Cta {
+  Running* running;
   Index3 index;
   std::shared_ptr<Cluster> cluster;
   int rank;
@@ -203,9 +206,10 @@ struct Cta {
   int events = 0;      // that are due
   size_t actors;       // so far: threads and others
   size_t first_actor;  // of the cluster's
+  bool lets_next_begin = false;
+  bool held = false;  // while others do not
 
-  Cta(Index3 index, int threads, uint32_t base, uint32_t bytes, std::shared_ptr<Cluster> cluster, int rank,
-      int cluster_size);
+  Cta(Running* running, Index3 index, uint32_t base, std::shared_ptr<Cluster> cluster, int rank);
   ~Cta();
   uint16_t new_actor();
 };
@@ -213,7 +217,6 @@ struct Cta {
 inline size_t Thread::actor() const { return cta->first_actor + size_t(linear); }
 
 extern Thread* current;
-extern Index3 grid_size, block_size;
 extern WaitQueue releases;  // of global memory
 
 // Lets others run.
@@ -237,6 +240,7 @@ Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<vo
 void sync_warp(uint32_t mask);
 void sync_named(int id, int threads);
 void arrive_named(int id, int threads);
+void end_generation(NamedBarrier& barrier);
 
 // WGMMA
 struct MmaShape {
@@ -291,10 +295,19 @@ struct Launch {
   Index3 grid, block;
   uint32_t shared_bytes;
   std::function<void()> body;
-  int cluster = 1;  // CTAs
+  int cluster = 1;     // CTAs
+  bool early = false;  // it may begin while the launch ahead runs
 };
-// 0, or 1 after a fault.
-int run(Launch const& launch);
+Launch const& launch_of(Cta const& cta);
+// Runs what was launched before, if this one is not early, and keeps this one until the next or finish(). After a fault
+// nothing runs until forget_fault().
+void submit(Launch launch);
+// Runs to the end what was launched; false after a fault.
+bool finish();
+void forget_fault();
+// griddepcontrol: all CTAs of a launch have to let the next one begin, which may wait for the end of the one ahead.
+void let_next_begin();
+void wait_for_ahead();
 std::string const& last_fault();
 
 // --- inline ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@
 #include "machine.h"
 #include "ptx.h"
 
+// The machine exports a function of this name, which runs what the kernel's own has launched.
+#define attention_autotuner_launch emulation_launch_of_kernel
+
 #undef __launch_bounds__
 #undef __global__
 #undef __device__
@@ -43,22 +46,23 @@ Type* static_shared() {
 }
 inline Index3 const& thread_index() { return current->index; }
 inline Index3 const& block_index() { return current->cta->index; }
-inline Index3 const& grid_dim() { return grid_size; }
-inline Index3 const& block_dim() { return block_size; }
+inline Index3 const& grid_dim() { return launch_of(*current->cta).grid; }
+inline Index3 const& block_dim() { return launch_of(*current->cta).block; }
 inline bool mutant(char const* name) { return settings.mutant == name; }
 
 inline Index3 index_of(dim3 const& size) { return {size.x, size.y, size.z}; }
 
 template <typename... Parameters, typename... Arguments>
-void launch_clusters(int cluster, dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(Parameters...),
-                     Arguments const&... arguments) {
-  std::tuple<std::decay_t<Parameters>...> held(arguments...);
-  run({index_of(grid), index_of(block), uint32_t(shared_bytes), [&] { std::apply(kernel, held); }, cluster});
+void launch_as(int cluster, bool early, dim3 grid, dim3 block, size_t shared_bytes, void (*kernel)(Parameters...),
+               Arguments const&... arguments) {
+  auto const held = std::make_shared<std::tuple<std::decay_t<Parameters>...>>(arguments...);
+  submit({index_of(grid), index_of(block), uint32_t(shared_bytes), [kernel, held] { std::apply(kernel, *held); },
+          cluster, early});
 }
 template <typename... Parameters, typename... Arguments>
 void launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t, void (*kernel)(Parameters...),
             Arguments const&... arguments) {
-  launch_clusters(1, grid, block, shared_bytes, kernel, arguments...);
+  launch_as(1, false, grid, block, shared_bytes, kernel, arguments...);
 }
 
 template <typename Value>
@@ -86,16 +90,20 @@ template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...),
                                Arguments const&... arguments) {
   int cluster = 1;
+  bool early = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
     cudaLaunchAttribute const& attribute = config->attrs[i];
     if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = int(attribute.val.clusterDim.x);
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+      early = attribute.val.programmaticStreamSerializationAllowed != 0;
+    }
     bool const together = attribute.id == cudaLaunchAttributeCooperative && attribute.val.cooperative;
     if (together && int(config->gridDim.x) > ::emulation::settings.multiprocessors) {
       return cudaErrorCooperativeLaunchTooLarge;
     }
   }
-  ::emulation::launch_clusters(cluster, config->gridDim, config->blockDim, config->dynamicSmemBytes, kernel,
-                               arguments...);
+  ::emulation::launch_as(cluster, early, config->gridDim, config->blockDim, config->dynamicSmemBytes, kernel,
+                         arguments...);
   return cudaGetLastError();
 }
 

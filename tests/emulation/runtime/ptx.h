@@ -313,8 +313,8 @@ inline void red_release_gpu_global_add_s32(uint64_t address, uint32_t addend) {
   releases.wake();
 }
 inline void fence_acq_rel_gpu() {}
-inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() {}
+inline void griddepcontrol_launch_dependents() { let_next_begin(); }
+inline void griddepcontrol_wait() { wait_for_ahead(); }
 inline void nanosleep_u32(uint32_t) {}
 
 // --- clusters --------------------------------------------------------------------------------------------------------

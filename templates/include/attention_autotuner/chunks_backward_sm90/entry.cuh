@@ -217,16 +217,21 @@ struct ChunksBackwardSm90Entry {
     reversed.first_states = p.dfinal_state;
     ChunkArguments reversed_dv = reversed;
     reversed_dv.last_states = p.dinitial_state;
+    // A sequence of one slot has the states of the call around it: stored ones are for the gradient of gamma alone, and
+    // the passes for dq, dk and dv, which wait for states of more slots, begin before they are there.
+    bool const between_slots = w.cut.slots > 1;
     Steps steps;
     if (w.stores_states) {
+      float* const last = between_slots ? p.dinitial_state : nullptr;
       steps
           .then([&] {
             return launch_states<States>(false, common, w.cut, w.states, p.initial_state, nullptr, p, stream);
           })
           .then([&] {
-            return launch_states<Gradients>(true, common, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p,
-                                            stream);
+            return launch_states<Gradients>(true, common, w.cut, w.gradients, p.dfinal_state, last, p, stream);
           });
+    }
+    if (between_slots) {
       forward.first_states = w.states;
       reversed.first_states = w.gradients;
       forward.first_slots = reversed.first_slots = w.cut.slots;

@@ -66,7 +66,7 @@ struct ChunkBackwardRegisters
     for (int i = 0; i < kRegisters; ++i) state[i] = 0.0f;
     auto const& pass = arguments.pass;
     if (T::kStatesOnly || pass.first_states == nullptr) return;
-    if (pass.first_slots > 1) wait_on_dependent_grids();  // where a kernel of this call makes them
+    if (pass.first_slots > 1) wait_on_dependent_grids();  // as a kernel of this call makes them
     float const* const source = pass.first_states + state_place(pass.first_slots, first_slot());
     float const factor = 1.0f / (kFreshScale * unit);
     visit_state([source, factor](float& value, int offset) { value = source[offset] * factor; });
