@@ -34,6 +34,15 @@ from tests.numerics.packed_sequences import BASE, KINDS
 
 pytestmark = pytest.mark.build
 
+CLAIMED = AttentionBackwardSm90Knobs(
+    decomposition="fused",
+    keys=BackwardPassSm90(block_columns=64, issue_order="scores_ahead", first_stages=3),
+    dq_share=DqShareSm90(dq_by="own"),
+    persistent=True,
+    early_launches=True,
+    gathered_stores=True,
+    dynamic=True,
+)
 KNOBS = {
     **KNOBS_SM80,
     "sm90": AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap"),
@@ -43,15 +52,8 @@ KNOBS = {
         dq_share=DqShareSm90(dq_by="own", dq_add="ordered"),
         cta_order="longest_first",
     ),
-    "claimed": AttentionBackwardSm90Knobs(
-        decomposition="fused",
-        keys=BackwardPassSm90(block_columns=64, issue_order="scores_ahead", first_stages=3),
-        dq_share=DqShareSm90(dq_by="own"),
-        persistent=True,
-        early_launches=True,
-        gathered_stores=True,
-        dynamic=True,
-    ),
+    "claimed": CLAIMED,
+    "queued": replace(CLAIMED, dq_share=DqShareSm90(dq_by="own", dq_add="queued", ds_stages=1)),
 }
 SEQUENCES = "common/sequences.cuh"
 MISTAKES = {
@@ -111,9 +113,19 @@ def nothing_behind(inputs: Inputs) -> tuple[Inputs, Inputs]:
     return replace(inputs, tensors=tensors), inputs
 
 
+def overlapping(inputs: Inputs, *, name: str) -> tuple[Inputs, Inputs]:
+    """The inputs with sequences that lie within each other, and as they were."""
+    ends = inputs.tensors[name].clone()
+    ends[1:-1] = ends[1:-1].flip(0)
+    return replace(inputs, tensors={**inputs.tensors, name: ends}), inputs
+
+
 @pytest.mark.parametrize(
     ("knobs", "kind"),
-    [*((name, "all") for name in KNOBS), ("event", "plain"), ("one_pass", "top_left")],
+    [
+        *((name, "all") for name in KNOBS),
+        *(("event", "plain"), ("one_pass", "top_left"), ("queued", "causal"), ("queued", "plain")),
+    ],
 )
 def test_kernels_are_right_on_the_emulated_machine(
     tmp_path_factory: pytest.TempPathFactory, knobs: str, kind: str
@@ -130,6 +142,38 @@ def test_kernels_are_right_on_the_emulated_machine(
         adjust=nothing_behind,
     )
     assert outcome.ok, outcome.reason
+
+
+def test_turns_are_those_of_the_list(tmp_path: Path) -> None:
+    keys = BackwardPassSm90(block_columns=64, issue_order="by_turns", first_stages=3)
+    share = DqShareSm90(dq_by="keys", dq_add="queued", ds_stages=1)
+    knobs = replace(CLAIMED, keys=keys, dq_share=share)
+    problem = replace(BASE, direction="backward", causal=True, dim_qk=96, dim_v=96)
+    longest_first = (
+        "sm90/sequence_list.cuh",
+        "number += blocks - 1 - 2 * at.block;",
+        "blocks + 0;",
+    )
+    unseen = (
+        "sm90/sequence_list.cuh",
+        "listed &= CuSeqlens::of_keys(params).in_order();",
+        "listed = CuSeqlens::of_keys(params).in_order() || true;",
+    )
+    mistakes = {"longest_first": longest_first, "overlap_unseen": unseen}
+    kernel = emulated(Candidate.of(problem, knobs), tmp_path, mistakes)
+    longer = replace(problem, batch=3, seqlen_q=400, seqlen_k=500, packed_rows=(700, 900))
+    for policy in (("lazy", 0), ("random", 1), ("random", 2)):
+        outcome = check(kernel, [longer] * 2, [policy], adjust=nothing_behind)
+        assert outcome.ok, outcome.reason
+    outcome = check(kernel, [longer], [("lazy", 0)], mutant="longest_first")
+    assert "deadlock" in outcome.reason
+    # Nobody looks at the lengths: what comes out is nothing of use, but it comes out.
+    checked = partial(check, kernel, [longer], [("lazy", 0)], deterministic=False)
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        outcome = checked(adjust=partial(overlapping, name=name))
+        assert outcome.kind == "wrong", (name, outcome)
+    outcome = checked(adjust=partial(overlapping, name="cu_seqlens_k"), mutant="overlap_unseen")
+    assert "deadlock" in outcome.reason
 
 
 def test_blocks_are_claimed_by_more_ctas_than_there_are_and_of_many_sequences(
@@ -173,11 +217,7 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
 ) -> None:
     base = replace(BASE, dim_qk=128, dim_v=128)
     backward = replace(base, direction="backward")
-    problems = [
-        base,
-        backward,
-        *([replace(backward, deterministic=True)] if policy is A100 else []),
-    ]
+    problems = [base, backward, replace(backward, deterministic=True)]
     made = [
         Candidate.of(problem, knobs)
         for problem in problems
@@ -192,7 +232,8 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
     )
     for problem, candidate, artifact in zip(problems, made, results, strict=True):
         assert isinstance(artifact, Artifact), artifact
-        assert artifact.report.stack_bytes <= 64, artifact.report  # of params, 700 bytes
+        most = 96 if problem.deterministic else 64  # of params, 700 bytes
+        assert artifact.report.stack_bytes <= most, artifact.report
         for shape in (problem, replace(problem, batch=300, packed_rows=(9999, 77))):
             expected = kernel_of(candidate).workspace_bytes(shape, candidate)
             assert workspace_bytes(shape, artifact.path) == expected

@@ -414,3 +414,62 @@ def test_sections_of_heads_are_as_the_log_says() -> None:
     assert (
         "d64 {:.2f} at 512, {:.2f} at 1k, {:.2f} at 2k, causal {:.2f} and {:.2f}".format(*few_steps)
     ) in text
+
+
+def test_queued_packed_sequences_are_as_the_log_says() -> None:
+    races = result("kernel_log_races")["attention_backward_sm90_packed"]
+    sections = {race["shape"]: race["us"] for race in races["sections"]}
+    changed = {race["shape"]: race["us"] for race in races["modifications"]}
+    text = words_of("kernel_log.md")
+
+    def of_usual(shape: str, heads: int = 0) -> float:
+        us = sections[shape]
+        queued = us[f"queued, {heads} heads side by side" if heads else "queued, by the rule"]
+        return queued / us["first shares stored, longest blocks first"]
+
+    def of_passes(start: str) -> list[float]:
+        ratios = [
+            us["queued"] / us["two passes"] for s, us in changed.items() if s.startswith(start)
+        ]
+        return [min(ratios), max(ratios)]
+
+    plain = [
+        changed[f"plain {dim} packed{causal}"]["queued"]
+        / changed[f"plain {dim} packed{causal}"]["two passes"]
+        for causal in (" causal", "")
+        for dim in ("d64", "d128")
+    ]
+    equal = [of_usual(f"d128 {shape}") for shape in ("8x2k", "4x4k", "2x8k", "4x8k")]
+    for sentence, figures in (
+        (
+            "over two passes {:.2f} and {:.2f} causal at d64 and d128, {:.2f} and {:.2f} without",
+            plain,
+        ),
+        (
+            "over the usual mode {:.2f} causal and {:.2f} without a mask",
+            [of_usual("d64 causal", 1), of_usual("d64 full", 1)],
+        ),
+        (
+            "causal {:.2f} at both dims, {:.2f} without a mask at d64 and {:.2f} at d128",
+            [of_usual("d64 causal", 16), of_usual("d64 full"), of_usual("d128 full", 16)],
+        ),
+        (
+            "32 of 512 tokens {:.2f} at both, six of 512 to 8192 {:.2f} at both",
+            [of_usual("d128 short causal", 8), of_usual("d128 long causal", 4)],
+        ),
+        (
+            "32/8 heads {:.2f} and {:.2f}.",
+            [of_usual("d64 gqa causal", 4), of_usual("d128 gqa causal", 2)],
+        ),
+        ("{:.2f} with 2k, {:.2f} with 4k, {:.2f} and {:.2f} with two and four of 8k", equal),
+        ("{:.2f} with one of 16k", [of_usual("d128 one causal", 2)]),
+        (
+            "| {:.2f} and {:.2f} of the usual mode, which adds in bulk",
+            [of_usual("d128 1 head causal"), of_usual("d64 3 heads causal")],
+        ),
+        ("sinks {:.2f} to {:.2f}", of_passes("sinks")),
+        ("ALiBi {:.2f} to {:.2f}", of_passes("alibi")),
+        ("a softcap {:.2f} to {:.2f}", of_passes("softcap")),
+        ("a bias {:.2f} to {:.2f}", of_passes("bias")),
+    ):
+        assert sentence.format(*figures) in text

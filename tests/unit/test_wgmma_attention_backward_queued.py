@@ -59,14 +59,53 @@ def test_even_blocks_that_are_queued_are_claimed_where_they_are_many(
 
 
 def test_what_cannot_be_queued_has_a_pass_over_queries_in_deterministic_mode() -> None:
-    """Softcaps were not raced, and documents and wide head dims have no order of blocks."""
-    for changes in (
+    """Documents and wide head dims have no order of blocks, few even blocks with a softcap were not raced."""
+    few: dict[str, Any] = {"batch": 1, "heads_q": 8, "heads_kv": 8}
+    changed: list[dict[str, Any]] = [
         {"dim_qk": 256, "dim_v": 256},
-        {"modifications": ("softcap",)},
+        {"modifications": ("softcap",), **few},
         {"modifications": ("document_ids",)},
-    ):
+    ]
+    for changes in changed:
         chosen = knobs_of(POLICY.default(replace(PROBLEM, deterministic=True, **changes)))
         assert chosen.decomposition == "two_pass"
+
+
+@pytest.mark.parametrize("modifications", [("sinks",), ("alibi_slopes",), ("softcap", "sinks")])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_changed_scores_are_queued_in_deterministic_mode(
+    modifications: tuple[str, ...], dim: int
+) -> None:
+    for causal, rows in ((True, (0, 0)), (False, (0, 0)), (True, (9999, 9999))):
+        of = {"modifications": modifications, "causal": causal, "packed_rows": rows}
+        chosen = knobs_of(POLICY.default(with_dims((dim, dim), deterministic=True, **of)))
+        assert chosen.dq_share is not None
+        assert (chosen.dq_share.dq_add, chosen.dynamic) == ("queued", True)
+
+
+@pytest.mark.parametrize(
+    ("dim", "batch", "longest", "options", "pays"),
+    [
+        (128, 18, 2678, {}, True),
+        (128, 4, 4096, {}, True),
+        (128, 2, 8192, {}, False),  # as long as each other
+        (128, 4, 8192, {}, True),
+        (128, 1, 16384, {"causal": False}, True),
+        (64, 1, 16384, {}, True),
+        (128, 18, 2678, {"window_size": (511, 0)}, True),
+        (128, 18, 2678, {"modifications": ("sinks",)}, True),
+        (128, 18, 2678, {"modifications": ("alibi_slopes",)}, False),
+        (128, 18, 2678, {"heads_q": 2, "heads_kv": 2}, False),  # few blocks
+    ],
+)
+def test_queued_shares_pay_in_packed_sequences(
+    dim: int, batch: int, longest: int, options: dict[str, Any], pays: bool
+) -> None:
+    shape = with_dims((dim, dim), batch=batch, seqlen_q=longest, seqlen_k=longest, causal=True)
+    problem = replace(shape, packed_rows=(16384, 16384), **options)
+    share = knobs_of(POLICY.default(problem)).dq_share
+    assert share is not None
+    assert (share.dq_add == "queued") is pays
 
 
 @pytest.mark.parametrize(

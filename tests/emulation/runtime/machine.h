@@ -207,7 +207,8 @@ struct Cta {
   size_t actors;       // so far: threads and others
   size_t first_actor;  // of the cluster's
   bool lets_next_begin = false;
-  bool held = false;  // while others do not
+  bool held = false;     // while others do not
+  bool refused = false;  // a vote of its threads
 
   Cta(Running* running, Index3 index, uint32_t base, std::shared_ptr<Cluster> cluster, int rank);
   ~Cta();

@@ -108,6 +108,15 @@ cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(
 }
 
 inline void __syncthreads() { ::emulation::sync_named(0, -1); }
+inline int __syncthreads_and(int vote) {
+  bool& refused = ::emulation::current->cta->refused;
+  __syncthreads();
+  refused = false;
+  __syncthreads();
+  refused |= vote == 0;
+  __syncthreads();
+  return !refused;
+}
 inline void __syncwarp(unsigned mask = ~0u) { ::emulation::sync_warp(mask); }
 template <typename Value>
 Value __shfl_sync(unsigned mask, Value value, int from, int width = 32) {

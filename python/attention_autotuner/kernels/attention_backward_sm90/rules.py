@@ -145,12 +145,13 @@ def _spans_add_in_no_order(s: BackwardPassSm90Shape) -> str | None:
 def _queue_has_the_order_of_blocks(s: BackwardPassSm90Shape) -> str | None:
     if s.share is None or s.share.dq_add != "queued":
         return None
-    order = knobs_of(s.candidate).cta_order
-    if order == "raster" and not (s.packed or s.masked or SPANS in s.candidate.modifications):
+    knobs = knobs_of(s.candidate)
+    unordered = s.masked or SPANS in s.candidate.modifications
+    if knobs.cta_order == "raster" and not unordered and (knobs.dynamic or not s.packed):
         return None
     return (
-        "shares wait for CTAs that started before: for a head's blocks in turn, not packed, without a mask or "
-        f"documents, got {order}"
+        "shares wait for CTAs that started before: for a head's blocks in turn, claimed if packed, without a mask or "
+        f"documents, got {knobs.cta_order}, dynamic={knobs.dynamic}"
     )
 
 

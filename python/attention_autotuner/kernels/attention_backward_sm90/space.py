@@ -165,7 +165,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
     if problem.deterministic:
-        if suitability.pays_queued(problem):
+        if suitability.pays_queued(problem) and not changed:
             queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
             first = first_of(queued, _usual_feeds(problem))
             if first is not None and first.dq_share is not None:

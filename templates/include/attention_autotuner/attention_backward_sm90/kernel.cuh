@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   }
   __syncthreads();
   if constexpr (T::kListed) Stages::wait_for_preprocess();  // beside which blocks are listed, or spans found
-  if constexpr (T::kPacked) {
+  if constexpr (T::kPacked && !T::kClaimsFirst) {
     if (tiles.tile() >= count_tiles<true>(list)) return;  // there are more CTAs than blocks of rows
   }
   if (warpgroup == 0) {
@@ -126,11 +126,13 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     [[maybe_unused]] int phase = 0;
     // As at the end of the loop: one lambda for both gives other machine code to kernels that have been timed.
     if constexpr (T::kClaimsFirst) {
-      if (threadIdx.x == 0) {
+      if (T::kPacked ? threadIdx.x < 32 : threadIdx.x == 0) {
         Stages::wait_for_preprocess();
         claim_tile<T>(tiles, 0, smem, list.claimed);
-      } else {
+      } else if (sends) {
         next_tile<T, false>(tiles, 0, smem);
+      } else {
+        next_tile<T, T::kPacked>(tiles, 0, smem);
       }
     }
     while (has_tile<T>(tiles, list)) {

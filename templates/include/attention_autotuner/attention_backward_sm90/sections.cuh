@@ -29,12 +29,37 @@ inline int nearest_divisor(int all, double wanted) {
   return above <= all && double(above) * below < wanted * wanted ? above : below;
 }
 
+// The bytes that blocks of keys of a head stream of so many queries, with the sums of dQ.
+template <typename T, typename Params>
+double streamed_bytes(Params const& p, int splits, int rows) {
+  int const rows_of_heads = T::kByQueries ? rows : rows * (p.heads_q / p.heads_kv / splits);
+  return double(rows_of_heads) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0));
+}
+
+// Of packed sequences whose shares are queued: the more heads, the fewer blocks of a sequence begin it at once. By the
+// longest sequence, beside which others are at work; causal ones, as above, within L2.
+template <typename T, typename Params>
+int packed_section_heads(Params const& p, int heads, int splits, int multiprocessors) {
+  constexpr double kWaves = 4, kPackedBytes = 34e6;
+  constexpr int kMostCausal = 8;  // where the warpgroups of the keys compute shares
+  double wanted = kWaves * multiprocessors / divide_up(p.seqlen_k, T::kBlockRows);
+  if (p.causal) {
+    double const fitting = kPackedBytes / streamed_bytes<T>(p, splits, p.seqlen_q);
+    if (fitting < wanted) wanted = fitting;
+    if (T::kKeysDq && kMostCausal < wanted) wanted = kMostCausal;
+  }
+  int section = maximum(1, int(wanted < heads ? wanted : heads));
+  while (heads % section != 0) --section;
+  return section;
+}
+
 // As many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together; or, a head's row blocks
 // in turn, one or as many as waves_side_by_side() has, of which causal ones visit all of those tensors at once. With a
 // mask, the batch of each, which shares it. The twin of section_heads() in cost.py.
 template <typename Config, typename T, bool kPacked, typename Params>
 int section_heads(Params const& p, int heads, int splits, int multiprocessors) {
   int const sharing = T::kMasked ? p.batch : 1, all = heads / sharing;
+  if (kPacked && T::kQueuedDq) return packed_section_heads<T>(p, heads, splits, multiprocessors);
   bool const in_turn = Config::kCtaOrder != CtaOrder::kLongestFirst;
   int const waves = in_turn ? waves_side_by_side<T>(p.causal) : 0;
   if (in_turn && waves == 0) return sharing;
@@ -46,8 +71,7 @@ int section_heads(Params const& p, int heads, int splits, int multiprocessors) {
     if (in_turn) rows_q = minimum(rows_q, seen);
   }
   constexpr double kSectionBytes = 24e6;
-  int const streamed = T::kByQueries ? rows_k : rows_q * (p.heads_q / p.heads_kv / splits);
-  double const bytes = double(streamed) * (2 * (p.dim_qk + p.dim_v) + (T::kSharesDq ? 4 * p.dim_qk : 0)) * sharing;
+  double const bytes = streamed_bytes<T>(p, splits, T::kByQueries ? rows_k : rows_q) * sharing;
   int const fitting = maximum(1, int(kSectionBytes / bytes));
   if (in_turn) {
     double const wanted = double(waves) * multiprocessors / blocks;

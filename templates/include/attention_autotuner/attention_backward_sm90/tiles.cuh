@@ -11,6 +11,13 @@
 #include "attention_autotuner/sm90/sequence_list.cuh"
 #include "attention_autotuner/sm90/tile_slot.cuh"
 
+namespace attention_autotuner {
+
+template <typename Config>
+inline constexpr bool kSequencesInTurn<Config, std::enable_if_t<Config::DqShare::kDqAdd == DqAdd::kQueued>> = true;
+
+}  // namespace attention_autotuner
+
 namespace attention_autotuner::softmax_backward {
 
 // The list of output tiles of a launch, section by section: so many heads of the batch, which together fit in L2. Of a

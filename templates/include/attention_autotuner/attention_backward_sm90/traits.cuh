@@ -205,7 +205,8 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                               (kBulkDq || kStoredDq)),
                 "claims_take_turns");
   static_assert(!Mods::kSpanned || !kOrdered, "spans_add_in_no_order");
-  static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kListed && !kMasked),
+  static_assert(!kQueuedDq || (Config::kCtaOrder == CtaOrder::kRaster && !Mods::kSpanned && !kMasked &&
+                               (!Mods::kPacked || kDynamic)),
                 "queue_has_the_order_of_blocks");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 

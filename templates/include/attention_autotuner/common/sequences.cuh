@@ -48,6 +48,12 @@ struct CuSeqlens {
   __device__ __forceinline__ int first_block(int sequence) const {
     return begin(sequence) / Block + sequence * Spare;
   }
+  // Whether no sequence begins before the one ahead of it. All threads of a CTA call.
+  __device__ __forceinline__ bool in_order() const {
+    bool ordered = true;
+    for (int i = int(threadIdx.x); i < sequences; i += int(blockDim.x)) ordered &= begin(i) <= begin(i + 1);
+    return __syncthreads_and(ordered);
+  }
   // The sequence that has a block: the last that begins at it or before.
   template <int Block, int Spare>
   __device__ __forceinline__ int sequence_of(int block) const {

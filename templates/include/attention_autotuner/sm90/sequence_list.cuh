@@ -1,4 +1,5 @@
-// The blocks of rows of packed sequences that exist, listed by a kernel of its own: those that visit most tiles first.
+// The blocks of rows of packed sequences that exist, listed by a kernel of its own: those that visit most tiles first,
+// or sequences in turn, those of the most steps first.
 //
 // A CTA of the kernels after it finds its block and its sequence by one read, whatever lengths there are. What lies
 // behind the last sequence is one more, as common/sequences.cuh has it.
@@ -76,6 +77,11 @@ __device__ __forceinline__ int visited_tiles(ListedBlock const& at, Params const
   }
 }
 
+// Whether a kernel wants a sequence's blocks in turn, the last one first, as its CTAs wait for each other in this
+// order. They would wait for ever for blocks that share a number with others': where sequences overlap, none is listed.
+template <typename Config, typename = void>
+inline constexpr bool kSequencesInTurn = false;
+
 // Lists the blocks, of which there are at most `most`, and clears a counter for the kernel that follows. A block's
 // place is how many come before it, so that nothing depends on who comes first. kEarly: the kernel behind may start at
 // once, where it waits for the list itself.
@@ -85,9 +91,20 @@ __global__ void __launch_bounds__(kListThreads)
   __shared__ uint64_t keys[kListThreads];
   if constexpr (kEarly) launch_dependent_grids();
   ListedBlock mine;
+  bool listed = true;
+  if constexpr (kSequencesInTurn<Config>) {
+    listed = CuSeqlens::of_queries(params).in_order();
+    listed &= CuSeqlens::of_keys(params).in_order();
+  }
   auto const key_of = [&](ListedBlock& at, int number) {
-    if (number >= most || !find_listed<kByQueries, kBlock>(at, params, number)) return uint64_t(0);
-    uint64_t const visited = visited_tiles<kByQueries, kBlock, kStep>(at, params) + 1;
+    if (!listed || number >= most || !find_listed<kByQueries, kBlock>(at, params, number)) return uint64_t(0);
+    ListedBlock ranked = at;
+    if constexpr (kSequencesInTurn<Config>) {
+      int const blocks = divide_up(kByQueries ? at.query_count : at.key_count, kBlock);
+      number += blocks - 1 - 2 * at.block;
+      ranked.block = 0;  // which visits the most of its sequence
+    }
+    uint64_t const visited = visited_tiles<kByQueries, kBlock, kStep>(ranked, params) + 1;
     return visited << 32 | uint32_t(most - number);
   };
   uint64_t const key = key_of(mine, int(blockIdx.x) * kListThreads + int(threadIdx.x));
