@@ -57,6 +57,18 @@ MISTAKES = {
         "shown.params.key_spans = p.key_spans + int64_t(entry) * p.seqlen_k;",
         "shown.params.key_spans = p.key_spans;",
     ),
+    "spans_not_awaited": (
+        "overlap",
+        "attention_forward_sm90/kernel.cuh",
+        "if constexpr (T::kSpanned) wait_on_dependent_grids();",
+        "",
+    ),
+    "pass_begins_beside_spans": (
+        "claimed",
+        "attention_backward_sm90/dq_share.cuh",
+        "if constexpr (ScoreModsOf<Config>::kListed) wait_on_dependent_grids();",
+        "",
+    ),
     "prefix_of_queries_alone": (
         "one_pass",
         SPANS,

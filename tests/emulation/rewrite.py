@@ -22,6 +22,7 @@ _SPECIAL = {
     "%ctaid.x": "::emulation::block_index().x",
     "%cluster_ctarank": "uint32_t(::emulation::current->cta->rank)",
 }
+_HOPPER = "defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900"
 _INDEX = re.compile(r"(?<![\w.>])(thread|block|grid)(Idx|Dim)\b")
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -43,7 +44,7 @@ def rewrite(text: str) -> str:
     text = _INDEX.sub(
         lambda match: f"::emulation::{match[1]}_{'index' if match[2] == 'Idx' else 'dim'}()", text
     )
-    return _launches(_assembly(text))
+    return _launches(_assembly(text.replace(_HOPPER, "true")))
 
 
 def mangled(opcode: str) -> str:
