@@ -124,7 +124,7 @@ def overlapping(inputs: Inputs, *, name: str) -> tuple[Inputs, Inputs]:
     ("knobs", "kind"),
     [
         *((name, "all") for name in KNOBS),
-        *(("event", "plain"), ("one_pass", "top_left"), ("queued", "causal"), ("queued", "plain")),
+        *(("event", "plain"), ("one_pass", "top_left"), ("claimed", "causal"), ("queued", "plain")),
     ],
 )
 def test_kernels_are_right_on_the_emulated_machine(
