@@ -214,7 +214,14 @@ VARIANTS = [
         dq_share=DqShareSm90(dq_by="keys"),
         early_launches=True,
         gathered_stores=True,
+    ),
+    candidate(
+        (64, 64),
+        decomposition="fused",
+        keys=item("scores_ahead"),
+        dq_share=DqShareSm90(dq_by="own"),
         cta_order="longest_first",
+        early_launches=True,
     ),
     candidate(
         (96, 64),

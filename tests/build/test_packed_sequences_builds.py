@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,13 @@ def overlapping(inputs: Inputs, *, name: str) -> tuple[Inputs, Inputs]:
     return replace(inputs, tensors={**inputs.tensors, name: ends}), inputs
 
 
+def beginning_late(inputs: Inputs, *, name: str) -> tuple[Inputs, Inputs]:
+    """The inputs with rows before the first sequence, and as they were."""
+    ends = inputs.tensors[name].clone()
+    ends[0] = 290
+    return replace(inputs, tensors={**inputs.tensors, name: ends}), inputs
+
+
 @pytest.mark.parametrize(
     ("knobs", "kind"),
     [
@@ -169,8 +177,8 @@ def test_turns_are_those_of_the_list(tmp_path: Path) -> None:
     assert "deadlock" in outcome.reason
     # Nobody looks at the lengths: what comes out is nothing of use, but it comes out.
     checked = partial(check, kernel, [longer], [("lazy", 0)], deterministic=False)
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        outcome = checked(adjust=partial(overlapping, name=name))
+    for name, changed in product(("cu_seqlens_q", "cu_seqlens_k"), (overlapping, beginning_late)):
+        outcome = checked(adjust=partial(changed, name=name))
         assert outcome.kind == "wrong", (name, outcome)
     outcome = checked(adjust=partial(overlapping, name="cu_seqlens_k"), mutant="overlap_unseen")
     assert "deadlock" in outcome.reason
@@ -232,7 +240,8 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
     )
     for problem, candidate, artifact in zip(problems, made, results, strict=True):
         assert isinstance(artifact, Artifact), artifact
-        most = 96 if problem.deterministic else 64  # of params, 700 bytes
+        queued = family == "sm90" and problem.deterministic
+        most = 96 if queued else 64  # of params, 700 bytes
         assert artifact.report.stack_bytes <= most, artifact.report
         for shape in (problem, replace(problem, batch=300, packed_rows=(9999, 77))):
             expected = kernel_of(candidate).workspace_bytes(shape, candidate)

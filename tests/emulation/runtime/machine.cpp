@@ -164,35 +164,13 @@ void fire(size_t at) {
 
 // Something that is due, of one launch or of any; false if nothing is.
 bool fire_any(Running const* of) {
-  size_t const count = size_t(std::count_if(events.begin(), events.end(),
-                                            [of](Event const& event) { return of == nullptr || event.of == of; }));
+  auto const counts = [of](Event const& event) { return of == nullptr || event.of == of; };
+  size_t const count = size_t(std::count_if(events.begin(), events.end(), counts));
   if (count == 0) return false;
   size_t left = random_source() % count, at = 0;
-  while (of != nullptr && (events[at].of != of || left-- > 0)) ++at;
-  fire(of == nullptr ? left : at);
+  while (!counts(events[at]) || left-- > 0) ++at;
+  fire(at);
   return true;
-}
-
-// The launch whose thread runs next; null where something that was due came instead, or nothing goes on. Launches are
-// taken in order under the eager policy, at random or the last first under the random one, and under the lazy one the
-// last goes on until it waits, and what is due with it: so has what it does not wait for not been done. Only now and
-// then are they in order, as threads may ask again and again for what those ahead do.
-Running* pick_launch(bool& goes_on) {
-  bool const several = running.size() > 1, now_and_then = ++picks % 1024 == 0;
-  bool const in_order =
-      settings.policy == Policy::kEager || now_and_then || (settings.policy == Policy::kRandom && several && chance(2));
-  auto const has_ready = [](Running const& launched) { return !launched.ready.empty(); };
-  goes_on = true;
-  if (in_order) {
-    auto const first = std::find_if(running.begin(), running.end(), has_ready);
-    if (first != running.end()) return &*first;
-  }
-  for (auto at = running.rbegin(); at != running.rend(); ++at) {
-    if (has_ready(*at)) return &*at;
-    if (several && settings.policy == Policy::kLazy && fire_any(&*at)) return nullptr;
-  }
-  goes_on = fire_any(nullptr);
-  return nullptr;
 }
 
 std::string text_of_wait(Thread const& thread) {
@@ -279,6 +257,32 @@ bool stop_holding() {
   return false;
 }
 
+void run_thread_of(Running& of) {
+  Thread* const thread = settings.policy == Policy::kRandom ? pick_random(of.ready) : pick_in_turn(of);
+  resume(thread);
+  if (!faulted && thread->cta->alive == 0) end_cta(thread->cta);
+}
+
+// Runs a thread, or lets come what is due; false if nothing goes on. Launches are taken in order under the eager
+// policy, at random or the last first under the random one, and under the lazy one the last goes on until it waits, and
+// what is due with it: so has what it does not wait for not been done. Only now and then are they in order, as threads
+// may ask again and again for what those ahead do.
+bool go_on() {
+  bool const several = running.size() > 1, now_and_then = ++picks % 1024 == 0;
+  bool const in_order =
+      settings.policy == Policy::kEager || now_and_then || (settings.policy == Policy::kRandom && several && chance(2));
+  auto const has_ready = [](Running const& launched) { return !launched.ready.empty(); };
+  if (in_order) {
+    auto const first = std::find_if(running.begin(), running.end(), has_ready);
+    if (first != running.end()) return run_thread_of(*first), true;
+  }
+  for (auto at = running.rbegin(); at != running.rend(); ++at) {
+    if (has_ready(*at)) return run_thread_of(*at), true;
+    if (several && settings.policy == Policy::kLazy && fire_any(&*at)) return true;
+  }
+  return fire_any(nullptr);
+}
+
 void schedule() {
   while (!faulted) {
     bool may_begin = true;
@@ -293,20 +297,12 @@ void schedule() {
       if (events[at].hasty) fire(at);
     }
     if (faulted) break;
-    bool goes_on = true;
-    Running* const picked = pick_launch(goes_on);
-    if (!goes_on) {
-      if (std::all_of(running.begin(), running.end(), [](Running const& launched) { return launched.ended; })) return;
-      if (stop_holding()) continue;
-      fault_text = "deadlock:";
-      for (Running const& launched : running) describe_waiting(launched.ctas, fault_text);
-      faulted = true;
-      return;
-    }
-    if (picked == nullptr) continue;
-    Thread* const thread = settings.policy == Policy::kRandom ? pick_random(picked->ready) : pick_in_turn(*picked);
-    resume(thread);
-    if (!faulted && thread->cta->alive == 0) end_cta(thread->cta);
+    if (go_on()) continue;
+    if (std::all_of(running.begin(), running.end(), [](Running const& launched) { return launched.ended; })) return;
+    if (stop_holding()) continue;
+    fault_text = "deadlock:";
+    for (Running const& launched : running) describe_waiting(launched.ctas, fault_text);
+    faulted = true;
   }
 }
 

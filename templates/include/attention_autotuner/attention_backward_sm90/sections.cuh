@@ -20,10 +20,16 @@ constexpr int waves_side_by_side(bool causal) {
   return T::kKeysDq && !causal && !T::kModified ? 1 : 0;
 }
 
+// The largest divisor of `all` up to `most`, or 1.
+inline int largest_divisor(int all, double most) {
+  int divisor = maximum(1, int(most < all ? most : all));
+  while (all % divisor != 0) --divisor;
+  return divisor;
+}
+
 // The divisor of `all` whose ratio to `wanted` is nearest to one.
 inline int nearest_divisor(int all, double wanted) {
-  int below = maximum(1, int(wanted < all ? wanted : all));
-  while (all % below != 0) --below;
+  int const below = largest_divisor(all, wanted);
   int above = below + 1;
   while (above <= all && double(above) * below < wanted * wanted && all % above != 0) ++above;
   return above <= all && double(above) * below < wanted * wanted ? above : below;
@@ -48,9 +54,7 @@ int packed_section_heads(Params const& p, int heads, int splits, int multiproces
     if (fitting < wanted) wanted = fitting;
     if (T::kKeysDq && kMostCausal < wanted) wanted = kMostCausal;
   }
-  int section = maximum(1, int(wanted < heads ? wanted : heads));
-  while (heads % section != 0) --section;
-  return section;
+  return largest_divisor(heads, wanted);
 }
 
 // As many as divide all of them and whose streamed tensors, and sums of dQ, fit in L2 together; or, a head's row blocks
@@ -77,9 +81,7 @@ int section_heads(Params const& p, int heads, int splits, int multiprocessors) {
     double const wanted = double(waves) * multiprocessors / blocks;
     return nearest_divisor(all, p.causal && fitting < wanted ? double(fitting) : wanted);
   }
-  int section = minimum(all, fitting);
-  while (all % section != 0) --section;
-  return section * sharing;
+  return largest_divisor(all, fitting) * sharing;
 }
 
 }  // namespace attention_autotuner

@@ -48,9 +48,9 @@ struct CuSeqlens {
   __device__ __forceinline__ int first_block(int sequence) const {
     return begin(sequence) / Block + sequence * Spare;
   }
-  // Whether no sequence begins before the one ahead of it. All threads of a CTA call.
+  // Whether the first sequence begins with the rows, and none before the one ahead of it. All threads of a CTA call.
   __device__ __forceinline__ bool in_order() const {
-    bool ordered = true;
+    bool ordered = begin(0) == 0;
     for (int i = int(threadIdx.x); i < sequences; i += int(blockDim.x)) ordered &= begin(i) <= begin(i + 1);
     return __syncthreads_and(ordered);
   }

@@ -78,7 +78,8 @@ __device__ __forceinline__ int visited_tiles(ListedBlock const& at, Params const
 }
 
 // Whether a kernel wants a sequence's blocks in turn, the last one first, as its CTAs wait for each other in this
-// order. They would wait for ever for blocks that share a number with others': where sequences overlap, none is listed.
+// order. They would wait for ever for blocks that share a number with others': where sequences overlap, or begin late,
+// none is.
 template <typename Config, typename = void>
 inline constexpr bool kSequencesInTurn = false;
 
