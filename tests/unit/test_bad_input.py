@@ -186,7 +186,7 @@ OPTIONS: list[Row] = [
         ("attn_mask", torch.ones(6, 4).bool(), "attn_mask must broadcast to (2, 4, 6, 5)", "(6, 4)"),
         ("attn_mask", torch.ones(6, 5).int(), "attn_mask must be one of", "torch.int32"),
         ("attn_mask", torch.ones(5, device="meta"), "attn_mask must be on q's device cpu", "meta"),
-        ("attn_mask", torch.ones(5, requires_grad=True), "attn_mask gets no gradient", "True"),
+        ("attn_mask", torch.ones(5).double(), "attn_mask must be one of", "torch.float64"),
         ("is_causal", True, "causal_alignment='top_left'", "got True"),
         ("enable_gqa", False, "no enable_gqa", "got False"),
         ("return_attn_probs", True, "return_lse=True", "got True"),

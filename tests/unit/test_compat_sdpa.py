@@ -97,3 +97,12 @@ def test_masks(shape: tuple[int, ...], kind: torch.dtype) -> None:
         *(x.double() for x in (q, k, v)), attn_mask=mask if kind == torch.bool else mask.double()
     )
     torch.testing.assert_close(o.double(), of_torch.nan_to_num(0.0), atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("outer", [(2,), (2, 3), ()])
+@pytest.mark.parametrize("shape", [(7, 5), (4, 1, 5), (4, 7, 5)])
+def test_added_masks_get_gradients(shape: tuple[int, ...], outer: tuple[int, ...]) -> None:
+    tensors = make(*((*outer, 4, n, 16) for n in (7, 5, 5)), shape)
+    o = sdpa.scaled_dot_product_attention(*tensors[:3], attn_mask=tensors[3])
+    exact = torch_sdpa(*(x.double() for x in tensors[:3]), attn_mask=tensors[3].double())
+    check_gradients(o, exact, tensors)

@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
         key: ``[..., heads_kv, seqlen_k, dim_qk]``.
         value: ``[..., heads_kv, seqlen_k, dim_v]``.
         attn_mask: boolean, True where a key takes part, or what is added to scores, fp32, fp16 or bf16; broadcasts to
-            ``[..., heads_q, seqlen_q, seqlen_k]``, and gets no gradient. Not beside ``is_causal``.
+            ``[..., heads_q, seqlen_q, seqlen_k]``. Not beside ``is_causal``.
         dropout_p: must be 0.
         is_causal: query row i sees the keys ``j <= i``, whatever the lengths.
         scale: None is ``1 / sqrt(dim_qk)``.
@@ -87,7 +87,8 @@ def scaled_dot_product_attention(
 def _of_all_pairs(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A mask as ``[batch, heads, seqlen_q, seqlen_k]``, a view where at most one dim of ``shape`` is a batch."""
     try:
-        return mask.expand(shape).flatten(0, -4)
+        expanded = mask.expand(shape).flatten(0, -4)
+        return mask if len(shape) == 4 else expanded  # whose gradient is summed where it is made
     except RuntimeError as error:
         raise UnsupportedProblemError(
             f"attn_mask must broadcast to {shape}, got {tuple(mask.shape)}"

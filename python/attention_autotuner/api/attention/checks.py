@@ -170,11 +170,11 @@ def check_entries(table: torch.Tensor) -> int:
     return sizes[1]
 
 
-def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A mask as a view of all pairs ``[batch, heads_q, seqlen_q, seqlen_k]``.
+def mask_of_pairs(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A mask as a view with the axes of all pairs ``[batch, heads_q, seqlen_q, seqlen_k]``, each as long or 1.
 
     Raises:
-        UnsupportedProblemError: it does not broadcast to them, has another dtype or requires a gradient.
+        UnsupportedProblemError: it does not broadcast to them, or has another dtype.
     """
     sizes = tuple(mask.shape)
     fits = len(sizes) <= 4 and all(
@@ -182,11 +182,7 @@ def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     )
     require(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
     require(mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}")
-    require(
-        not mask.requires_grad,
-        "attn_mask gets no gradient: pass it detached, got requires_grad=True",
-    )
-    return mask.expand(shape)
+    return mask[(None,) * (len(shape) - len(sizes))]
 
 
 def refuse_bounded(bounded: bool) -> None:

@@ -93,8 +93,8 @@ def flash_attn_func(
             entry at ``clamp(j - i - (seqlen_k - seqlen_q), -D, D) + D`` is added, ``seqlens_k[b]`` for ``seqlen_k``.
             Differentiable; its gradient costs time where the table requires one.
         attn_mask: broadcasts to ``[batch, heads_q, seqlen_q, seqlen_k]``, whatever the layout: boolean, True where a
-            key takes part, or fp32, fp16 or bf16, which is added after the softcap. It gets no gradient. A row whose
-            keys are all hidden gives 0.
+            key takes part, or fp32, fp16 or bf16, which is added after the softcap; the latter gets a gradient where
+            it requires one. A row whose keys are all hidden gives 0.
         sinks: fp32 ``[heads_q]`` on q's device: a logit of each head that joins the softmax's denominator and lse, not
             scaled and never masked; a row that sees no key gives 0 and its sink as lse. Differentiable.
         prefix_lens: int32 ``[batch]`` on q's device: with ``causal``, row i of entry b sees the keys

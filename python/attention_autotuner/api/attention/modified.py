@@ -30,6 +30,7 @@ from ..shared.torch_library import define, differentiate_by, nothing
 from . import checks as attention_checks
 from . import plan as attention_plan
 from . import torch_op as plain_op
+from .mask_gradient import MASK_GRADIENT_OP
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -102,6 +103,8 @@ UNPACKED = (None, None, 0, 0)  # arguments of both ops before the bias table's
 def modifiers_of(call: Call) -> Modifiers:
     """The values of a call's modifications."""
     named = {name: getattr(call, name) for name in (*_VALUES, *CU_SEQLENS, *SPANNED)}
+    if call.attn_mask is not None:
+        named["attn_mask"] = call.attn_mask.expand(*call.q.shape[:3], call.k.shape[2])
     longest: Any = (call.max_seqlen_q, call.max_seqlen_k)
     window = (call.window_left, call.window_right)
     return Modifiers(window_size=window, max_seqlens=longest, **named)
@@ -260,7 +263,6 @@ BACKWARD_OP = define(
     results=5,
 )
 
-
 # --- derivatives -------------------------------------------------------------------------------------
 
 
@@ -287,7 +289,12 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
         wanted = ctx.needs_input_grad[Forward._fields.index("bias_table")]
         tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest, table, wanted, prefixes, ids)
         dq, dk, dv, dsinks, dbias = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
-    gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
+        dmask = None
+        if ctx.needs_input_grad[Forward._fields.index("attn_mask")]:
+            scale, causal, top_left, device_type, _, *bent = ctx.others
+            options = (scale, causal, top_left, device_type, *bent, slopes, table, prefixes, ids)
+            dmask = MASK_GRADIENT_OP(mask, grad_o, grad_lse, *saved, *options)
+    gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv, "attn_mask": dmask}
     gradients["sinks"] = None if sinks is None else dsinks
     gradients["bias_table"] = dbias if wanted else None
     return tuple(gradients.get(name) for name in Forward._fields)
@@ -308,24 +315,28 @@ def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]
     grad_o, grad_lse, q, k, v, slopes, mask, sinks, *ends, table, prefixes, ids = ctx.saved_tensors
     notice_reference("attention", q)
     values = dict(zip((*CU_SEQLENS, *SPANNED), (*ends, prefixes, ids), strict=True))
-    values |= {"alibi_slopes": slopes, "attn_mask": mask}
-    call = ctx.call._replace(sinks=None, bias_table=None, **values)
+    values |= {"alibi_slopes": slopes}
+    call = ctx.call._replace(sinks=None, bias_table=None, attn_mask=None, **values)
+    added = mask is not None and mask.is_floating_point()
 
-    def formula(q: Any, k: Any, v: Any, sinks: Any, table: Any) -> Tensors:
-        modifiers = modifiers_of(call._replace(sinks=sinks, bias_table=table))
+    def formula(q: Any, k: Any, v: Any, sinks: Any, table: Any, of_pairs: Any) -> Tensors:
+        named = {"sinks": sinks, "bias_table": table, "attn_mask": of_pairs if added else mask}
+        modifiers = modifiers_of(call._replace(q=q, k=k, **named))
         return attention_modified(q, k, v, modifiers=modifiers, **plain_op.options_of(call))
 
     inputs, gradients = differentiate_again(
         formula,
-        (q, k, v, sinks, table),
+        (q, k, v, sinks, table, mask if added else None),
         (grad_o, grad_lse),
         (
             *directions[:3],
             None if sinks is None else directions[3],
             directions[4] if call.bias_gradient else None,
+            None,
         ),
     )
-    by_name = dict(zip(("q", "k", "v", "sinks", "bias_table"), inputs, strict=True))
+    names = ("q", "k", "v", "sinks", "bias_table", "attn_mask")
+    by_name = dict(zip(names, inputs, strict=True))
     by_name |= dict(zip(("grad_o", "grad_lse"), gradients, strict=True))
     return tuple(by_name.get(name) for name in Backward._fields)
 
@@ -371,7 +382,7 @@ def attention(
     window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
     if "attn_mask" in values:
         shape = (*q.shape[:3], k.shape[2])
-        values["attn_mask"] = attention_checks.expanded_mask(values["attn_mask"], shape)
+        values["attn_mask"] = attention_checks.mask_of_pairs(values["attn_mask"], shape)
     first, last = (q, k, v, scale, causal, top_left, device_type), map(bounds.get, BOUNDS)
     if window == NO_WINDOW and not softcap and not values:
         o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
