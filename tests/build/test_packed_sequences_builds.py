@@ -55,6 +55,14 @@ KNOBS = {
     ),
     "claimed": CLAIMED,
     "queued": replace(CLAIMED, dq_share=DqShareSm90(dq_by="own", dq_add="queued", ds_stages=1)),
+    "shared": AttentionBackwardSm90Knobs(
+        decomposition="two_pass",
+        keys=BackwardPassSm90(block_columns=64, issue_order="serial", shared_rows=True),
+        dq=BackwardPassSm90(block_columns=64, issue_order="scores_ahead"),
+        cta_order="longest_first",
+        early_launches=True,
+        gathered_stores=True,
+    ),
 }
 SEQUENCES = "common/sequences.cuh"
 MISTAKES = {

@@ -39,6 +39,7 @@ DOCUMENTS = ("event", "shared_rows", "three_kernels", "exact_flat", "turns", "st
 CASES = [
     *((name, "documents") for name in DOCUMENTS),
     *((name, "both") for name in ("ahead", "one_pass", "overlap", "stream", "fused", "two_pass")),
+    ("shared", "both"),
     *((name, "prefix") for name in ("event", "three_kernels", "overlap", "fused")),
     ("event", "bounded"),
     ("overlap", "bounded"),

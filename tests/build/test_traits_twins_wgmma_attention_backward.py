@@ -118,6 +118,7 @@ ILLEGAL = {
             decomposition="two_pass", keys=replace(PASS, issue_order="by_turns"), dq=PASS
         ),
     ),
+    "mask_tensors_take_exponents": replace(FUSED, modifications=("softcap", "attn_mask")),
     "packed_tiles_are_dispatched": replace(
         FUSED, modifications=("packed",), knobs=replace(FUSED.knobs, persistent=True)
     ),

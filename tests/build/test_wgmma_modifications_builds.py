@@ -39,6 +39,10 @@ SHAPES: tuple[dict[str, Any], ...] = (
     {**PAIR_OF_HEADS, "causal": True, "causal_alignment": "top_left", "seqlen_k": 140},
     {**PAIR_OF_HEADS, "seqlen_q": 5},
 )
+IN_BLOCKS: tuple[dict[str, Any], ...] = (  # of eight keys of a mask
+    {"seqlen_k": 304},
+    {**PAIR_OF_HEADS, "causal": True, "seqlen_q": 77, "seqlen_k": 88},
+)
 FORWARD = AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap")
 STREAM = replace(
     FORWARD, q_stages=1, output="direct", schedule="static", pack_gqa=True, split_kv=True
@@ -92,11 +96,13 @@ KNOBS: dict[str, Any] = {
 BACKWARD = ("fused", "claimed", "claimed_turns", "claimed_ahead", "two_pass", "shared")
 PAIR: dict[str, Any] = {"modifications": ("alibi_slopes", "sinks"), "window_size": (90, 20)}
 WINDOWED = {"modifications": ("bias_table",), "window_size": (60, 0)}
+MASKED = {**KINDS["mask"], "modifications": ("alibi_slopes", "attn_mask", "sinks")}
 CAPPED = {**WINDOWED, "modifications": ("softcap", "bias_table")}
 WIDE = {"dim_qk": 128, "dim_v": 128}  # as passes by turns are
 VALUES = {
     **KINDS,
     "pair": PAIR,
+    "masked": MASKED,
     "window_and_bias": WINDOWED,
     "capped_window_and_bias": CAPPED,
     "wide_sinks": WIDE | KINDS["sinks"],
@@ -112,7 +118,9 @@ CASES = [
     *((name, "bias") for name in ("turns", "two_pass", "claimed")),
     *(("claimed", kind) for kind in ("pair", "bent")),
     *(("claimed_turns", "wide_sinks"), ("claimed_ahead", "wide_bent")),
-    *((name, "biased") for name in ("exact_flat", "stream", "fused")),
+    *((name, "mask") for name in ("overlap", "turns", "strict", "stream", "claimed", "shared")),
+    *((name, "masked") for name in ("exact_flat", "fused", "two_pass")),
+    *((name, "biased") for name in ("exact_flat", "stream", "fused", "shared")),
 ]
 FORWARD_MODS, BACKWARD_MODS = (f"attention_{x}_sm90/modified.cuh" for x in ("forward", "backward"))
 MISTAKES = {
@@ -171,6 +179,21 @@ MISTAKES = {
         "if (column >= 0 && column < kColumns) total += load_shared_float(diagonal + 4 * (kColumns + 1) * r);",
         "if (column >= 0 && column < kColumns) total += load_shared_float(diagonal + 4 * kColumns * r + 28);",
     ),
+    "one_key_hides_two": (
+        *("overlap", "mask", "attention_forward_sm90/mask_tensor.cuh"),
+        "score = here & 1u << (kBits * (e / 2) + e % 2) ? score : minus_infinity();",
+        "score = here & 1u << kBits * (e / 2) ? score : minus_infinity();",
+    ),
+    "words_not_exchanged": (
+        *("exact_flat", "masked", "attention_forward_sm90/mask_tensor.cuh"),
+        "exchange(words[half][i]);",
+        "",
+    ),
+    "one_query_for_two": (
+        *("fused", "masked", BACKWARD_MODS),
+        "x = combine(x, row[minimum(first + 8 * g + e, last_column) * of_columns]);",
+        "x = combine(x, row[minimum(first + 8 * g, last_column) * of_columns]);",
+    ),
     "far_rows_seen": (
         *("fused", "window", "attention_backward_sm90/scores.cuh"),
         "end = T::kModified ? common.end_of_queries(first) : INT32_MAX;",
@@ -192,7 +215,8 @@ def made(knobs: str, kind: str, folder: Path) -> tuple[Any, Any]:
     kernel = emulated(candidate, folder / f"{knobs}_{kind}", mistakes)
     if candidate.knobs == STREAM:
         kernel = kernel.with_launch_knobs({"splits": 3})
-    return kernel, [replace(problem, **shape) for shape in SHAPES]
+    shapes = (*SHAPES, *(IN_BLOCKS if "attn_mask" in problem.modifications else ()))
+    return kernel, [replace(problem, **shape) for shape in shapes]
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +227,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("knobs", "kind"), CASES)
 def test_kernels_are_right_on_the_emulated_machine(folder: Path, knobs: str, kind: str) -> None:
     kernel, problems = made(knobs, kind, folder)
-    outcome = check(kernel, problems, [("random", 1)])
+    # Masks are boolean with seed 0, and else numbers.
+    runs = [("random", 1), *([("lazy", 0)] if kind in ("mask", "masked") else [])]
+    outcome = check(kernel, problems, runs)
     assert outcome.ok, outcome.reason
     for sign in (-1.0, 0.0) if knobs == "turns" else ():  # of the scale
         outcome = check(kernel, problems[:1], [("lazy", 0)], adjust=partial(scaled, sign=sign))
@@ -214,7 +240,8 @@ def test_kernels_are_right_on_the_emulated_machine(folder: Path, knobs: str, kin
 def test_mistakes_are_caught(folder: Path, mistake: str) -> None:
     knobs, kind, *_ = MISTAKES[mistake]
     kernel, problems = made(knobs, kind, folder)
-    outcome = check(kernel, problems[:1], [("eager", 0)], mutant=mistake)
+    shown = problems[-2:-1] if kind in ("mask", "masked") else problems[:1]
+    outcome = check(kernel, shown, [("eager", int(kind == "masked"))], mutant=mistake)
     assert outcome.kind == "wrong", outcome
 
 

@@ -17,11 +17,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
@@ -36,15 +34,16 @@ from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import registry
 from attention_autotuner.tuning import isolated, worker
-from attention_autotuner.tuning import verify as verifying
 from attention_autotuner.tuning.remote import RemoteKernel
 from attention_autotuner.tuning.verify import verify
 
 from .sanitize import CHECK_RACES
 from .sanitize_sm90 import first
+from .verifying import verify_alone
 
 CPU = torch.device("cpu")
 OF_CLAIMED = "backward-claimed"
+OF_SHARING = "backward-sharing"
 SMALL = Problem(
     batch=2, heads_q=2, heads_kv=1, seqlen_q=140, seqlen_k=160, dim_qk=64, dim_v=64, causal=True
 )
@@ -52,6 +51,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "modified": {"modifications": ("softcap", "alibi_slopes", "sinks"), "window_size": (31, -1)},
     "spanned": {"modifications": ("prefix_lens", "document_ids"), "seqlen_k": 140},
     "biased": {"modifications": ("bias_table",)},
+    "masked": {"modifications": ("attn_mask",)},
     "packed": {"batch": 5, "packed_rows": (301, 340)},
     "retention": {
         "op": "retention",
@@ -66,13 +66,24 @@ FEATURES: dict[str, dict[str, Any]] = {
 # under a sanitizer.
 MANY_HEADS = {"heads_q": 40, "heads_kv": 40}
 WIDE = {**MANY_HEADS, "dim_qk": 128, "dim_v": 128}
+CAPPED: dict[str, Any] = {"modifications": ("softcap",)}
 CLAIMED: dict[str, tuple[dict[str, Any], str]] = {
     "held": (MANY_HEADS, "i3x2h_own2stored"),
-    "capped": ({**MANY_HEADS, "modifications": ("softcap",)}, "i3x2h_own1bulk"),
+    "capped": ({**MANY_HEADS, **CAPPED}, "i3x2h_own1bulk"),
     "windowed": ({**WIDE, "window_size": (80, -1)}, "t2x2_keys2stored"),
     "spanned": ({**WIDE, **FEATURES["spanned"]}, "c64t3x2_keys1stored"),
     "packed": ({**WIDE, **FEATURES["packed"]}, "c64t3x2_keys2stored"),
     "swapped": ({**WIDE, "modifications": ("sinks",)}, "c80t3x2_keys1stored"),
+    "packed-queued": ({**MANY_HEADS, **FEATURES["packed"]}, "own2queued"),
+    "packed-queued-wide": ({**WIDE, **FEATURES["packed"]}, "keys1queued"),
+    "capped-queued": ({**MANY_HEADS, **CAPPED, "deterministic": True}, "own1queued"),
+}
+# Two passes, that over keys by warpgroups that share them.
+SHARING: dict[str, dict[str, Any]] = {
+    "modified": {**FEATURES["modified"], "dim_qk": 256, "dim_v": 256},
+    "packed": {**FEATURES["packed"], "dim_qk": 256, "dim_v": 256},
+    "spanned": {**FEATURES["spanned"], "dim_qk": 192, "dim_v": 192},
+    "biased": {**FEATURES["biased"], "dim_qk": 192, "dim_v": 192},
 }
 LONG = 8192  # of a problem that is offered all of these
 DIRECTIONS: dict[str, dict[str, Any]] = {
@@ -92,6 +103,9 @@ def cases() -> dict[str, tuple[Problem, Candidate]]:
             if knobs is not None:
                 made = Candidate.of(problem, knobs)
                 cases_of[f"{name}-{way}-{made.family}"] = (problem, made)
+    for name, feature in SHARING.items():
+        problem = replace(SMALL, **feature, direction="backward")
+        cases_of[f"{name}-{OF_SHARING}"] = (problem, H100().default(problem))
     for name, (feature, words) in CLAIMED.items():
         problem = replace(SMALL, **feature, direction="backward")
         long = problem if problem.packed else replace(problem, seqlen_q=LONG, seqlen_k=LONG)
@@ -118,11 +132,8 @@ def _verified(
     if isinstance(described, Outcome):
         return described
     kernel = RemoteKernel(launching.call, described, CPU)
-    checked = partial(verify, deterministic=candidate.deterministic, seeds=(0,), device=CPU)
-    if not alone:
-        return checked(problem, kernel)
-    with patch.object(verifying, "variants", lambda problem, **_: [problem]):
-        return checked(problem, kernel)
+    check = verify_alone if alone else verify
+    return check(problem, kernel, deterministic=candidate.deterministic, seeds=(0,), device=CPU)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for (name, (problem, candidate)), artifact in zip(chosen.items(), built, strict=True):
         said: object = artifact
         if isinstance(artifact, Artifact) and not options.build:
-            alone = name.endswith(OF_CLAIMED)
+            alone = name.endswith((OF_CLAIMED, OF_SHARING))
             said = _verified(launching, problem, candidate, artifact, alone=alone)
         ok = isinstance(artifact, Artifact) and (options.build or bool(getattr(said, "ok", False)))
         failed += not ok

@@ -16,9 +16,9 @@ from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate, Family
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import registry
-from attention_autotuner.tuning.verify import verify
 from tests.gpu.quiet import nothing_built_or_waited_for
 from tests.gpu.timing import milliseconds
+from tests.gpu.verifying import verify_all
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.packed_sequences import BASE, KINDS, LENGTHS, each_sequence, ends_of
 
@@ -33,6 +33,7 @@ PASSES: tuple[dict[str, Any], ...] = (
 )
 D64: dict[str, Any] = {"dim_qk": 64, "dim_v": 64}
 D128: dict[str, Any] = {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"}
+D256: dict[str, Any] = {"dim_qk": 256, "dim_v": 256, "dtype": "bf16"}
 FAMILIES: tuple[tuple[Family, str, dict[str, Any]], ...] = (
     ("sm90", "top_left", D64),
     ("sm90", "all", D64),
@@ -40,9 +41,11 @@ FAMILIES: tuple[tuple[Family, str, dict[str, Any]], ...] = (
     ("sm90", "causal", D128),
     ("sm90", "all", D128),
     ("sm90", "causal", {"dim_qk": 192, "dim_v": 128}),
+    ("sm90", "all", {"dim_qk": 192, "dim_v": 192}),
+    ("sm90", "causal", D256),
     ("sm80", "all", {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2}),
     ("sm80", "plain", D128),
-    ("sm80", "causal", {**D128, "dim_qk": 256, "dim_v": 256}),
+    ("sm80", "causal", D256),
 )
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
@@ -102,10 +105,8 @@ def test_the_default_kernel(pool: KernelPool, packed: Packed, device: torch.devi
         pytest.skip(f"{pool.present.name} has no family {packed.family}")
     made = packed.candidate(pool.present)
     kernel = pool.kernel(made)
-    for shape in SHAPES:
-        problem = replace(packed.problem, **shape)
-        outcome = verify(problem, kernel, deterministic=made.deterministic, device=device)
-        assert outcome.ok, outcome
+    problems = (replace(packed.problem, **shape) for shape in SHAPES)
+    verify_all(problems, kernel, deterministic=made.deterministic, device=device)
 
 
 def make(

@@ -16,7 +16,7 @@ from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.verify import verify
+from tests.gpu.verifying import verify_all
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.score_modifications import KINDS, SHAPES, formula
 
@@ -27,8 +27,10 @@ DIMS: tuple[dict[str, Any], ...] = (
     {"dim_qk": 128, "dim_v": 128, "dtype": "bf16"},
     {"dim_qk": 192, "dim_v": 128},
     {"dim_qk": 256, "dim_v": 256, "dtype": "bf16"},
+    {"dim_qk": 192, "dim_v": 192},
     {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2},
 )
+ALONE = (*DIMS[:2], DIMS[3])  # of kinds with one modification
 PASSES: tuple[dict[str, Any], ...] = (
     {"direction": "forward"},
     {"direction": "backward"},
@@ -50,11 +52,10 @@ VARIANTS: tuple[tuple[str, str], ...] = (
     ),
     *(("backward", word) for word in ("fused_.*own2bulk", "ordered", "two_pass")),
 )
-LONG: dict[str, Any] = {
-    "batch": 1,
-    "seqlen_q": 1500,
-    "seqlen_k": 1700,
-}  # many tiles far from the diagonal
+MORE: dict[str, dict[str, Any]] = {  # by modification
+    "bias_table": {"batch": 1, "seqlen_q": 1500, "seqlen_k": 1700},  # tiles far from the diagonal
+    "attn_mask": {"seqlen_q": 515, "seqlen_k": 1024},  # rows that are read in blocks of eight keys
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """Defaults of all kinds; the other family's; sm90's main loops, splits, and ways of dQ."""
     for kind, named in product(KINDS, PASSES):
-        for dims in DIMS if kind in SEVERAL else DIMS[:2]:
+        for dims in DIMS if kind in SEVERAL else ALONE:
             yield Case(problem=replace(BASE, **KINDS[kind], **named, **dims))
     for kind, named in product(("bent", "window"), PASSES):
         yield Case(problem=replace(BASE, **KINDS[kind], **named, **DIMS[0]), family="sm80")
@@ -108,12 +109,10 @@ def test_kernels(pool: KernelPool, case: Case, device: torch.device) -> None:
     if getattr(made.knobs, "split_kv", False):
         made = made.launched({"splits": 3})
     kernel = pool.kernel(made)
-    for shape in (*LENGTHS, *([LONG] if "bias_table" in made.modifications else [])):
-        problem = replace(case.problem, **shape)
-        if case.pattern == "split":
-            problem = replace(problem, seqlen_q=5)
-        outcome = verify(problem, kernel, deterministic=made.deterministic, device=device)
-        assert outcome.ok, outcome
+    few = {"seqlen_q": 5} if case.pattern == "split" else {}
+    shapes = (*LENGTHS, *(shape for name, shape in MORE.items() if name in made.modifications))
+    problems = (replace(case.problem, **{**shape, **few}) for shape in shapes)
+    verify_all(problems, kernel, deterministic=made.deterministic, device=device)
 
 
 VALUES: dict[str, dict[str, Any]] = {
@@ -124,6 +123,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True, "window_size": (127, 0)},
     "bias": {"bias": 128},
     "bias of near pairs and sinks": {"bias": 5, "sinks": True, "softcap": 2.0},
+    "mask": {"attn_mask": (1, 8, 777, 1021)},
+    "mask of all heads and a window": {"attn_mask": (2, 1, 777, 1021), "window_size": (500, 0)},
 }
 
 
@@ -165,9 +166,10 @@ def test_results_and_gradients_against_fp64(
     options: dict[str, Any] = dict(VALUES[name])
     if "alibi_slopes" in options:
         options["alibi_slopes"] = 2.0 ** -torch.arange(1, 9, device=device).float()
-    learned = [name for name in ("sinks", "bias") if name in options]
+    learned = [name for name in ("sinks", "bias", "attn_mask") if name in options]
     for name in learned:
-        shape = (8,) if name == "sinks" else (8, 2 * options[name] + 1)
+        shapes = {"sinks": (8,), "attn_mask": options[name]}
+        shape = shapes.get(name) or (8, 2 * options[name] + 1)
         options[name] = normal(*shape, of=torch.float32)
         leaves.append(options[name])
     q, k, v = leaves[:3]

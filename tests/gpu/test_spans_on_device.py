@@ -15,10 +15,10 @@ from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.verify import verify
 from tests.gpu.quiet import nothing_built_or_waited_for
-from tests.gpu.test_packed_sequences import D64, D128, PASSES, Packed
+from tests.gpu.test_packed_sequences import D64, D128, D256, PASSES, Packed
 from tests.gpu.timing import milliseconds
+from tests.gpu.verifying import verify_all
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.score_modifications import formula
 from tests.numerics.spans import BASE, KINDS, dense_mask
@@ -30,9 +30,11 @@ FAMILIES: Any = (
     ("sm90", "documents", D128),
     ("sm90", "both", D128),
     ("sm90", "prefix", {"dim_qk": 192, "dim_v": 128}),
+    ("sm90", "documents", D256),
+    ("sm90", "both", D256),
     *(("sm80", kind, D128) for kind in KINDS),
     ("sm80", "both", {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2}),
-    ("sm80", "documents", {**D128, "dim_qk": 256, "dim_v": 256}),
+    ("sm80", "documents", D256),
 )
 CHECKED = [
     Packed(family, replace(BASE, **{**KINDS[kind], **named, **dims}))
@@ -83,10 +85,8 @@ def test_the_default_kernel(pool: KernelPool, spanned: Packed, device: torch.dev
         pytest.skip(f"{pool.present.name} has no family {spanned.family}")
     made = spanned.candidate(pool.present)
     kernel = pool.kernel(made)
-    for shape in LENGTHS:
-        problem = replace(spanned.problem, **shape)
-        outcome = verify(problem, kernel, deterministic=made.deterministic, device=device)
-        assert outcome.ok, outcome
+    problems = (replace(spanned.problem, **shape) for shape in LENGTHS)
+    verify_all(problems, kernel, deterministic=made.deterministic, device=device)
 
 
 def make(seqlen: int, dtype: torch.dtype, device: torch.device, heads: int = 8) -> list[Any]:

@@ -21,13 +21,12 @@ from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.attention.checks import check_window
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.codegen.render import render
-from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.identity import digest16, values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank
-from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.operations.attention.modified import Modifiers, attention_modified
 from attention_autotuner.operations.bindings import make_inputs
@@ -203,19 +202,20 @@ def test_identities_from_before_there_were_modifications_hold() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("policy", [A100(), H100()], ids=lambda policy: policy.name)
-def test_kernels_without_a_modification_are_not_offered(policy: Any, direction: Any) -> None:
+def test_masks_are_for_both_families(direction: Any) -> None:
     problem = Problem(direction=direction, **KINDS["mask"])
-    offered = policy.candidates(problem)
-    kernels = {point.kernel for point in offered if isinstance(point, Candidate)}
-    assert kernels == {f"scores_{direction}_sm80"}
-    wgmma = KERNELS[f"attention_{direction}_sm90"]
-    lacking = [x for x in offered if getattr(x, "predicate", "") == "has_modifications"]
-    assert [point.config["kernel"] for point in lacking] == [wgmma.name] * (policy.name == "H100")
-    assert all(x.reason.endswith("family sm80 does that, got attn_mask") for x in lacking)
-    knobs: Any = wgmma.default(Problem(direction=direction), H100().spec)
-    with pytest.raises(TypeError, match=r"does not have the score modifications \['attn_mask'\]"):
-        Candidate.of(problem, knobs)
+    kernels = [f"attention_{direction}_sm90", f"scores_{direction}_sm80"]
+    for policy, offered in ((A100(), kernels[1:]), (H100(), kernels)):
+        assert {candidate.kernel for candidate in policy.legal(problem)} == set(offered)
+        assert policy.default(problem).kernel == offered[0]
+
+
+def test_the_backward_of_masks_under_a_softcap_is_left_to_the_other_family() -> None:
+    problem = Problem(direction="backward", **KINDS["all"])
+    assert H100().default(problem).kernel == "scores_backward_sm80"
+    assert {candidate.family for candidate in H100().legal(problem)} == {"sm80"}
+    said = [x.reason for x in H100().candidates(problem) if isinstance(x, Rejection)]
+    assert any("derivative of a softcap" in reason for reason in said)
 
 
 # Where searches on an H200 have chosen others than for the plain problem, at head dim 128 and causal.
@@ -306,10 +306,10 @@ def test_variants_that_a_gpu_verifies_are_offered() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_wgmma_kernels_of_tables_with_others_wait_for_a_gpu(direction: Any) -> None:
+def test_wgmma_kernels_serve_tables_with_others(direction: Any) -> None:
     problem = Problem(direction=direction, causal=True, **KINDS["biased"])
-    assert H100().default(problem).kernel == f"scores_{direction}_sm80"
-    offered = {c.kernel for c in H100().legal(problem)}  # to searches, see registry.awaits_gpu
+    assert H100().default(problem).kernel == f"attention_{direction}_sm90"
+    offered = {c.kernel for c in H100().legal(problem)}
     assert offered == {f"scores_{direction}_sm80", f"attention_{direction}_sm90"}
 
 

@@ -68,14 +68,12 @@ class Kernel(Protocol[K]):
         renamed: old -> new names of knobs and words, for records that were written before.
         pruning: named rules for what never pays, so that the space stays small enough to rank.
         headings: of the cells that candidates have in tables.
-        lacks_because: why it has not all score modifications.
         spills_in_loop: whether every spill counts as one inside a loop: its loop holds no MMAs to find it by.
     """
 
     knobs: type[K]
     renamed: ClassVar[Mapping[str, str]] = {}
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = {}
-    lacks_because: ClassVar[str] = ""
     spills_in_loop: ClassVar[bool] = False
     headings: ClassVar[tuple[str, ...]] = FORWARD_COLUMNS
 

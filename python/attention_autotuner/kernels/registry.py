@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..arch.spec import ArchSpec
-from ..core.candidate import Candidate, Family, Rejection, rejected
+from ..core.candidate import Candidate, Family, Rejection
 from ..core.problem import Direction, Op, Problem
 from .attention_backward_sm90.kernel import AttentionBackwardSm90
 from .attention_forward_sm90.kernel import AttentionForwardSm90
@@ -76,31 +76,17 @@ def candidates(
 def _candidates(
     problem: Problem, families: tuple[Family, ...], spec: ArchSpec, _kernels: tuple[str, ...]
 ) -> tuple[Candidate | Rejection, ...]:
-    points = [
+    return tuple(
         point if isinstance(point, Rejection) else Candidate.of(problem, point)
         for kernel in kernels_for(problem, families)
         for point in kernel.points(problem, spec)
-    ]
-    lacking = (
-        rejected(problem, kernel.knobs, {}, ("has_modifications", f"{why}, got {', '.join(names)}"))
-        for kernel in KERNELS.values()
-        if kernel.family in families
-        and (why := kernel.lacks_because)
-        and (names := kernel.lacks(problem))
     )
-    return (*points, *lacking)
-
-
-def awaits_gpu(kernel: Kernel[Any], problem: Problem) -> bool:
-    """True for what the emulated machine alone has verified: searches offer it, as they verify, nothing else does."""
-    others = set(problem.compiled_modifications) - {"bias_table"}
-    return kernel.family == "sm90" and "bias_table" in problem.modifications and bool(others)
 
 
 def default(problem: Problem, families: tuple[Family, ...], spec: ArchSpec) -> Candidate | None:
     """The candidate that serves a problem without tuning: the default of the first kernel that has one; else None."""
     for kernel in kernels_for(problem, families):
-        knobs = None if awaits_gpu(kernel, problem) else kernel.default(problem, spec)
+        knobs = kernel.default(problem, spec)
         if knobs is not None:
             return Candidate.of(problem, knobs)
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, backward_cells
-from ..shared.sm90_rules import LACKS_MASKS
 from . import cost, resources, rules, space
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
 
@@ -21,7 +20,6 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
     headings = BACKWARD_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
     pruning = rules.PRUNING_PREDICATES
-    lacks_because = LACKS_MASKS
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

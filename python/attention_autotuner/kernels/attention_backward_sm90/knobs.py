@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ...core.identity import LATER, later_words
+from ...core.modifications import COMPILED
 from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
-from ..shared.sm90_rules import MODIFICATIONS
 
 Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved", "by_turns"]
@@ -119,7 +119,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
             ("retnet", "backward", "decayed"),
         }
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
+    modifications: ClassVar[frozenset[str]] = frozenset(COMPILED)
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
 

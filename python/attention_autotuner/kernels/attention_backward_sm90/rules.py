@@ -109,10 +109,16 @@ def _turns_share_registers(s: BackwardPassSm90Shape) -> str | None:
         return (
             "S and the share of dQ take turns in registers of a warpgroup of keys: they are as many"
         )
-    summed = not {"softcap", "bias_table"}.isdisjoint(s.candidate.modifications)
-    if s.candidate.score != "softmax" or summed or s.knobs.held_rows:
+    read = not {"softcap", "bias_table", "attn_mask"}.isdisjoint(s.candidate.modifications)
+    if s.candidate.score != "softmax" or read or s.knobs.held_rows:
         return "by turns, dS takes P as its operand, for no sums of it, and rows have no registers"
     return None
+
+
+def _mask_tensors_take_exponents(s: BackwardPassSm90Shape) -> str | None:
+    if not {"attn_mask", "softcap"} <= set(s.candidate.modifications):
+        return None
+    return "attn_mask is added to exponents, of which the derivative of a softcap is not made: family sm80 takes both"
 
 
 def _packed_tiles_are_dispatched(s: BackwardPassSm90Shape) -> str | None:
@@ -172,6 +178,7 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "shared_rows_split_results": _shared_rows_split_results,
     "shared_rows_need_two_stages": _shared_rows_need_two_stages,
     "turns_share_registers": _turns_share_registers,
+    "mask_tensors_take_exponents": _mask_tensors_take_exponents,
     "packed_tiles_are_dispatched": _packed_tiles_are_dispatched,
     "claims_take_turns": _claims_take_turns,
     "spans_add_in_no_order": _spans_add_in_no_order,
@@ -218,13 +225,6 @@ def _three_passes_of_modified_scores(c: Candidate) -> str | None:
     )
 
 
-def _shared_rows_of_plain_scores(c: Candidate) -> str | None:
-    keys = knobs_of(c).keys
-    if keys is None or not keys.shared_rows or not c.modifications:
-        return None
-    return "shared rows with score modifications are right on the emulated machine, and were not run on a GPU"
-
-
 def _explicit_masks_pay(c: Candidate) -> str | None:
     # The fastest on an H200, fp16, against `scores_backward_sm90`: 733 us to 855 at 64/64 and 1309 to 1262 at 128/128,
     # both 8 x 16 x 2k, and 1984 to 1294 at 256/256, 8 x 8 x 2k.
@@ -238,5 +238,4 @@ PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
     "three_passes_pay": _three_passes_pay,
     "explicit_masks_pay": _explicit_masks_pay,
     "three_passes_of_modified_scores": _three_passes_of_modified_scores,
-    "shared_rows_of_plain_scores": _shared_rows_of_plain_scores,
 }

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as, launch_knob
 from ...core.identity import LATER, later_words
+from ...core.modifications import COMPILED
 from ..shared.knobs import Sm90Knobs, Warpgroups
-from ..shared.sm90_rules import MODIFICATIONS
 from ..shared.split_kv import check_splits, split_words
 
 Mainloop = Literal["strict", "serial", "scores_first", "overlap", "overlap_flat"]
@@ -57,7 +57,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     serves: ClassVar[frozenset[Service]] = frozenset(
         {("attention", "forward", "softmax"), ("retnet", "forward", "masked")}
     )
-    modifications: ClassVar[frozenset[str]] = MODIFICATIONS
+    modifications: ClassVar[frozenset[str]] = frozenset(COMPILED)
 
     warpgroups: int
     block_n: int

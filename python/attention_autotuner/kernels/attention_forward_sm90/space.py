@@ -63,6 +63,7 @@ class Preference:
         ping_pong: as the knob.
         least_keys: tokens of K from which it holds, without and with a causal mask; None: never.
         modifications: it holds for problems with these, or some of them, and no others; None: for all.
+        of_masks: it holds for problems with a tensor of masks alone, whose words take registers.
     """
 
     up_to: tuple[int, int]
@@ -71,6 +72,7 @@ class Preference:
     ping_pong: bool = False
     least_keys: tuple[int | None, int | None] = (0, 0)
     modifications: frozenset[str] | None = None
+    of_masks: bool = False
 
     def plans(self, raced: Sequence[Plan]) -> Iterator[Plan]:
         """Its plans, one for each step of keys, with the costs of the raced one whose tile is nearest in size."""
@@ -90,6 +92,8 @@ class Preference:
         dim_qk, dim_v = self.up_to
         if problem.padded_dim_qk > dim_qk or problem.padded_dim_v > dim_v:
             return False
+        if self.of_masks and "attn_mask" not in problem.modifications:
+            return False
         least = self.least_keys[problem.causal]
         if least is None or problem.seqlen_k < least:
             return False
@@ -101,6 +105,15 @@ class Preference:
 STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
+    Preference(
+        up_to=(64, 64), plan=(2, "scores_first"), block_n=(128,), ping_pong=True, of_masks=True
+    ),
+    Preference(
+        up_to=(128, 128), plan=(3, "scores_first"), block_n=(64,), ping_pong=True, of_masks=True
+    ),
+    Preference(
+        up_to=(256, 256), plan=(2, "scores_first"), block_n=(64,), ping_pong=True, of_masks=True
+    ),
     Preference(
         up_to=(64, 64),
         plan=(4, "serial"),

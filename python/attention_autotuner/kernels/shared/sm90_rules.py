@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from ...core.modifications import COMPILED
 from .sm90_tiles import Sm90Shape
 
-MODIFICATIONS = frozenset(COMPILED) - {"attn_mask"}
-"""Score modifications that attention's kernels can be compiled with."""
 MAX_MASK_STAGES = 4
-LACKS_MASKS = (
-    "scores stand in registers in the order of WGMMA, in which a tensor of masks would be read word by word: family "
-    "sm80 does that"
-)
 
 
 def tma_needs_alignment(s: Sm90Shape) -> str | None:

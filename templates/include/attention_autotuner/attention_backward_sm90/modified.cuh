@@ -1,8 +1,9 @@
-// Score modifications of a consumer warpgroup of attention's backward: softcap, ALiBi and bias tables.
+// Score modifications of a consumer warpgroup of attention's backward: softcap, ALiBi, bias tables, tensors of masks.
 //
 // A softcap's tangents give exponents and, squared, the derivative of scores, with which P waits for dP. ALiBi's
 // -slope |distance| is linear in rows and columns of a tile on either side of the diagonal, and goes into what the
-// exponents subtract. So does the entry of a bias table, which is a constant of tiles that are far from the diagonal.
+// exponents subtract. So does the entry of a bias table, which is a constant of tiles that are far from the diagonal. A
+// tensor of masks is read where it lies, score by score: rows of a pass over keys are its columns.
 // Windows are a matter of masks and of which tiles are visited. The gradient of sinks is that of family sm80, in
 // common/sink_gradient.cuh; that of tables is in bias_gradient.cuh.
 #pragma once
@@ -136,6 +137,56 @@ struct Biases<T, true> {
   __device__ __forceinline__ float take(float base, int e) const {
     if constexpr (!kEach) return base - constant;
     return fmaf(-kLog2E, values[e / 2][e % 2], base);
+  }
+};
+
+// What a tensor of masks does to the exponents of a tile.
+template <typename T>
+struct MaskTensorOfTile {
+  template <typename Consumer, int Registers>
+  __device__ __forceinline__ static void apply(Consumer const& consumer, Cursor const& now,
+                                               float (&exponents)[Registers]) {
+    int const kind = consumer.arguments.common.params.attn_mask_kind;  // see abi.h
+    if (kind == 0) {
+      over_elements<char>(consumer, now, exponents, [](float x, char seen) { return seen ? x : minus_infinity(); });
+    } else if (kind == 1) {
+      over_elements<float>(consumer, now, exponents, [](float x, float added) { return fmaf(added, kLog2E, x); });
+    } else if (kind == 2) {
+      over_elements<__half>(consumer, now, exponents,
+                            [](float x, __half added) { return fmaf(float(added), kLog2E, x); });
+    } else {
+      over_elements<__nv_bfloat16>(consumer, now, exponents,
+                                   [](float x, __nv_bfloat16 added) { return fmaf(float(added), kLog2E, x); });
+    }
+  }
+
+ private:
+  // Rows and columns behind the last ones, whose P nobody wants, take theirs.
+  template <typename Value, typename Consumer, int Registers, typename Combine>
+  __device__ __forceinline__ static void over_elements(Consumer const& consumer, Cursor const& now,
+                                                       float (&exponents)[Registers], Combine&& combine) {
+    auto const& p = consumer.arguments.common.params;
+    auto const& mask = p.attn_mask;
+    int const head = T::kByQueries ? consumer.head : now.head;
+    Value const* const values =
+        static_cast<Value const*>(mask.data) + consumer.batch * mask.stride_batch + head * mask.stride_head;
+    int64_t const of_rows = T::kByQueries ? mask.stride_row : p.attn_mask_stride_column;
+    int64_t const of_columns = T::kByQueries ? p.attn_mask_stride_column : mask.stride_row;
+    int const last_row = (T::kByQueries ? p.seqlen_q : p.seqlen_k) - 1;
+    int const last_column = (T::kByQueries ? p.seqlen_k : p.seqlen_q) - 1;
+    int const first = now.tile * T::kBlockColumns + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Value const* const row = values + minimum(consumer.lane_row() + 8 * half, last_row) * of_rows;
+#pragma unroll
+      for (int g = 0; g < T::kBlockColumns / 8; ++g) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = exponents[4 * g + 2 * half + e];
+          x = combine(x, row[minimum(first + 8 * g + e, last_column) * of_columns]);
+        }
+      }
+    }
   }
 };
 

@@ -132,7 +132,7 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
     if constexpr (T::kModified) {
       bool const masked = needs_mask(now);
       distances.begin(*this, now);
-      if (masked || distances.crossed() || biases.vary()) {
+      if (T::kAttnMask || masked || distances.crossed() || biases.vary()) {
         exponentiate_scores<true>(values, now, masked);
       } else {
         exponentiate_scores<false>(values, now, false);
@@ -164,6 +164,10 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
         b = distances.template add<kAny>(b, e / 2, 8 * g + e % 2);
         b = biases.template take<kAny>(b, e);
         float score = s[4 * g + e];
+        if constexpr (T::kAttnMask) {
+          s[4 * g + e] = fmaf(score, c, -b);
+          continue;
+        }
         if constexpr (!kAny && T::kSoftcap) score = tanh_approximate(score * arguments.tanh_scale);
         s[4 * g + e] = exp2_approximate(fmaf(score, c, -b));
         if constexpr (T::kSoftcap && (T::kHasDs || T::kPacksCapped)) bent[e] = s[4 * g + e] * fmaf(-score, score, 1.0f);
@@ -177,6 +181,11 @@ struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
           capped.bent[2 * g + half] = pack_pair<Element>(bent[2 * half], bent[2 * half + 1]);
         }
       }
+    }
+    if constexpr (T::kAttnMask) {
+      MaskTensorOfTile<T>::apply(*this, now, s);
+#pragma unroll
+      for (int i = 0; i < T::kBlockColumns / 2; ++i) s[i] = exp2_approximate(s[i]);
     }
     if (kAny && !T::kSoftcap && masked) mask(now, 0.0f);
   }

@@ -92,9 +92,10 @@ struct BackwardPassSm90SharedRows : BackwardPassSm90Consumer<Role> {
   }
 
   // S of P and dV, or dP of dS and dK.
-  __device__ __forceinline__ void issue_own_scores(int index) {
+  __device__ __forceinline__ void issue_own_scores(int index, Cursor const& now) {
     if constexpr (kOfValues) {
       Base::issue_scores(index);
+      Base::find_bias(now);
     } else {
       Base::issue_dp(index);
     }
@@ -146,7 +147,7 @@ struct BackwardPassSm90SharedRows : BackwardPassSm90Consumer<Role> {
   // The result of a step, and the operand of the next.
   __device__ __forceinline__ void step(int index, Cursor const& next) {
     if constexpr (T::kOrder == IssueOrder::kBothAhead) {
-      issue_own_scores(index + 1);
+      issue_own_scores(index + 1, next);
       issue_result(index);
       warpgroup_wait<1>();
       convert_scores(index + 1, next);
@@ -154,7 +155,7 @@ struct BackwardPassSm90SharedRows : BackwardPassSm90Consumer<Role> {
       finish_result(index);
     } else {
       issue_result(index);
-      issue_own_scores(index + 1);
+      issue_own_scores(index + 1, next);
       warpgroup_wait<1>();
       finish_result(index);
       warpgroup_wait<0>();
@@ -177,7 +178,7 @@ struct BackwardPassSm90SharedRows : BackwardPassSm90Consumer<Role> {
     Base::wait_for_rows(0);
     Base::wait_for_rows(1);
     Cursor now = range.begin();
-    issue_own_scores(begin);
+    issue_own_scores(begin, now);
     warpgroup_wait<0>();
     convert_scores(begin, now);
     pack(begin);

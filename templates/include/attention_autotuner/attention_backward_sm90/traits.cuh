@@ -198,8 +198,9 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
                                  kFirstStages > 1 && kSecondStages > 1),
                 "shared_rows_need_two_stages");
   static_assert(kOrder != IssueOrder::kByTurns || (kKeysDq && kDqMmaColumns == kBlockColumns && !kRetNet &&
-                                                   !Mods::kSoftcap && !Mods::kBias && !kHeldRows),
+                                                   !Mods::kSoftcap && !Mods::kBias && !Mods::kAttnMask && !kHeldRows),
                 "turns_share_registers");
+  static_assert(!Mods::kAttnMask || !Mods::kSoftcap, "mask_tensors_take_exponents");
   static_assert(!Mods::kPacked || !Config::kPersistent || kDynamic, "packed_tiles_are_dispatched");
   static_assert(!kDynamic || (Config::kPersistent && Config::kCtaOrder == CtaOrder::kRaster && kEarly && kGathered &&
                               (kBulkDq || kStoredDq)),

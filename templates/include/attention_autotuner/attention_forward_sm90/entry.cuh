@@ -221,6 +221,7 @@ struct AttentionForwardSm90Entry {
     arguments.exponent_scale = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
     arguments.sign = p.softmax_scale > 0.0f ? 1.0f : p.softmax_scale < 0.0f ? -1.0f : 0.0f;
     if constexpr (T::kModified) take_values<T>(arguments, p, arguments.exponent_scale);
+    if constexpr (T::kAttnMask) take_mask(arguments, p);
     return true;
   }
   static bool take_scores(Arguments& arguments, attention_autotuner_retnet_forward_params const& p) {

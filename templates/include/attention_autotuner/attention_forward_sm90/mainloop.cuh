@@ -27,6 +27,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::Base;
   using Base::begin_tile;
   using Base::empty;
+  using Base::fetch_mask;
   using Base::first_key_tile;
   using Base::full;
   using Base::group;
@@ -179,6 +180,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     wait_q();
     wait_k();
     issue_scores();
+    fetch_mask(last_key_tile());
     warpgroup_wait<0>();
     fence_accumulators(s);
     finish_scores(tile, last_key_tile());
@@ -200,6 +202,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     wait_v();
     issue_output(accumulate);
     pass_turn();
+    fetch_mask(key_tile);
     warpgroup_wait<1>();
     fence_accumulators(s);
     finish_scores(tile, key_tile);
@@ -242,6 +245,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     wait_k();
     issue_scores();
     pass_turn();
+    fetch_mask(key_tile);
     warpgroup_wait<1>();
     release_v();
     warpgroup_wait<0>();
@@ -262,6 +266,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     wait_turn();
     issue_scores();
     pass_turn();
+    fetch_mask(key_tile);
     warpgroup_wait<0>();
     fence_accumulators(s);
     finish_scores(tile, key_tile);

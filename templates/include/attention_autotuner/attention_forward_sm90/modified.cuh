@@ -1,4 +1,5 @@
-// Score modifications of a consumer warpgroup of attention's forward: windows, softcap, ALiBi, bias tables and sinks.
+// Score modifications of a consumer warpgroup of attention's forward: windows, softcap, ALiBi, bias tables, tensors of
+// masks and sinks.
 //
 // A softcap leaves tangents in the place of scores; the cap is then part of the exponent's scale. ALiBi's
 // -slope |distance| is linear in the columns of a tile on either side of the diagonal: what a column adds to a score is
@@ -9,6 +10,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/attention_forward_sm90/mask_tensor.cuh"
 #include "attention_autotuner/attention_forward_sm90/rows.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -38,6 +40,7 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
   float slope[2], sink[2];           // of this lane's two rows: over the exponent's scale; in powers of two
   float far_before[2], far_past[2];  // of tables: the entries of distant pairs, in powers of two
   float offset[2];                   // that exponents of the present tile have beside scaled scores, in powers of two
+  MaskOfTile<T> mask_of_tile;
 
   __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
     Base::begin_tile(tile);
@@ -69,6 +72,10 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
         far_before[half] = bias.middle[-bias.distance] * kLog2E;
         far_past[half] = bias.middle[bias.distance] * kLog2E;
       }
+      if constexpr (T::kAttnMask) {
+        int const query = query_of(tile, lane_row() + 8 * half);
+        mask_of_tile.begin_row(arguments, half, tile.batch, head, query, first_key_of_range());
+      }
       if constexpr (T::kSinks) sink[half] = tile.split == 0 ? arguments.sinks[head] * kLog2E : minus_infinity();
     }
   }
@@ -95,6 +102,10 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     }
   }
 
+  // Begins to read what a tensor of masks has for a tile, while its scores are on their way.
+  __device__ __forceinline__ void fetch_mask(int key_tile) {
+    if constexpr (T::kAttnMask) mask_of_tile.fetch(arguments, key_tile * T::kBlockN, range.length(arguments));
+  }
   // What comes between scores and mask.
   __device__ __forceinline__ void modify(WorkTile const& tile, int key_tile) {
     if constexpr (T::kSoftcap) {
@@ -106,6 +117,9 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     }
     if constexpr (T::kAlibi) add_distances(tile, key_tile);
     if constexpr (T::kBias) add_biases(tile, key_tile);
+    if constexpr (T::kAttnMask) {
+      mask_of_tile.apply(arguments, s, key_tile * T::kBlockN, range.length(arguments), arguments.slope_scale);
+    }
   }
 
  private:
@@ -120,6 +134,10 @@ struct AttentionForwardSm90Modified : AttentionForwardSm90Rows<T> {
     return query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
   }
 
+  __device__ __forceinline__ int first_key_of_range() const {
+    if constexpr (T::kKeyBounds) return range.begin();
+    return 0;
+  }
   // Row i's bottom-right diagonal is the range's key i + this.
   __device__ __forceinline__ int diagonal_of_range() const {
     if constexpr (T::kKeyBounds) return range.diagonal - range.begin();

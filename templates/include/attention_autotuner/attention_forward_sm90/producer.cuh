@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "attention_autotuner/attention_forward_sm90/mask_tensor.cuh"
 #include "attention_autotuner/attention_forward_sm90/packed_rows.cuh"
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
 #include "attention_autotuner/attention_forward_sm90/score_values.cuh"
@@ -33,8 +34,11 @@ struct RowSpans<true> {
   int2 const* row_spans;
 };
 
-template <bool kModified, bool kPacked = false, bool kBias = false, bool kSpanned = false>
-struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>, PackedTotals<kPacked>, RowSpans<kSpanned> {
+template <bool kModified, bool kPacked = false, bool kBias = false, bool kSpanned = false, bool kAttnMask = false>
+struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>,
+                                       PackedTotals<kPacked>,
+                                       RowSpans<kSpanned>,
+                                       MaskTensorArguments<kAttnMask> {
   TmaTensor q, k, v, o, mask;
   WorkListOf<kPacked> list;
   PackedRows packed;
@@ -57,7 +61,7 @@ struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>, PackedTota
 };
 
 template <typename T>
-using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked, T::kBias, T::kSpanned>;
+using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked, T::kBias, T::kSpanned, T::kAttnMask>;
 
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
 template <typename T>

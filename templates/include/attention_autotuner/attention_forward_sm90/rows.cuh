@@ -58,6 +58,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
     unmasked = !T::kMasked && arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
   }
   __device__ __forceinline__ bool needs_mask(int key_tile) const { return key_tile >= unmasked; }
+  __device__ __forceinline__ void fetch_mask(int) const {}  // there is no tensor of masks
   __device__ __forceinline__ void rescale_output() {
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) o[i] *= factor[i / 2 % 2];

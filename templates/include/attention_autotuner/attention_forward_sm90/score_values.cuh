@@ -21,7 +21,7 @@ struct ScoreModsOf {
   static constexpr bool kAlibi = Modifications::template kHas<AlibiSlopes>;
   static constexpr bool kBias = Modifications::template kHas<BiasTable>;
   static constexpr bool kSinks = Modifications::template kHas<Sinks>;
-  static_assert(!Modifications::template kHas<AttnMask>, "tensors of masks are for family sm80");
+  static constexpr bool kAttnMask = Modifications::template kHas<AttnMask>;
 };
 
 // Part of the arguments of kernels with modifications, and nothing of others.

@@ -53,15 +53,17 @@ __device__ __forceinline__ void fence_view_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// Zeros in the rows from `first` on of a tile that has come, by a whole warp.
+// Zeros in the rows from `first` on of a tile that has come, by a whole warp; under racecheck, which knows of no lane
+// but the one that arrives after this, by that one alone.
 template <int Rows, int Columns>
 __device__ __forceinline__ void clear_rows_from(uint32_t tile, int first) {
+  constexpr int kLanes = kWarpArrivals > 1 ? 1 : 32;
 #pragma unroll 1
   for (int block = 0; block < Columns / kSwizzleColumns; ++block) {
     uint32_t const rows = tile + block * Rows * kSwizzleRowBytes;
 #pragma unroll 1
-    for (int at = first * kSwizzleRowBytes + 16 * (int(threadIdx.x) & 31); at < Rows * kSwizzleRowBytes;
-         at += 16 * 32) {
+    for (int at = first * kSwizzleRowBytes + 16 * (int(threadIdx.x) & 31);
+         at < Rows * kSwizzleRowBytes && (kLanes == 32 || (int(threadIdx.x) & 31) == 0); at += 16 * kLanes) {
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(rows + at), "r"(0) : "memory");
     }
   }
