@@ -1,0 +1,83 @@
+"""Figures of the kernel log about masks and tables on Hopper, held to the races that they are from."""
+
+from __future__ import annotations
+
+from tests.result_files import result
+from tests.unit.test_docs_figures import words_of
+
+
+def test_masks_and_tables_are_as_the_log_says() -> None:
+    races = result("kernel_log_races")["attention_sm90_masks_and_tables"]
+    text = words_of("kernel_log.md")
+    of_other: dict[str, list[float]] = {}
+    for race in (*races["wide"], *races["tables"]):
+        shape, us = race["shape"], race["us"]
+        dim, kind, *direction = shape.split(maxsplit=2)
+        if dim in ("d192", "d256"):
+            kind = "a table" if kind == "bias" else "others"
+            of_other.setdefault(f"{dim} {kind}", []).append(us["sm90"] / us["sm80"])
+        else:
+            way = direction[0].split()[0]
+            summed = " summed" if way == "backward" and kind == "bias_sinks" else ""
+            of_other.setdefault(way + summed, []).append(us["sm90"] / us["sm80"])
+    masks = {race["shape"]: race["us"] for race in races["masks"]}
+
+    def over_plain(dim: str, direction: str, kind: str) -> float:
+        plain = masks[f"plain {dim} {direction} causal"]["plain"]
+        return float(masks[f"{dim} {direction} causal, {kind}"]["default"]) / plain
+
+    def over_other(dim: str) -> list[float]:
+        both = (masks[f"{dim} forward causal, {kind}"] for kind in ("boolean", "added"))
+        return [us["default"] / us["sm80"] for us in both]
+
+    backward = [
+        us["default"] / us["sm80"]
+        for shape, us in masks.items()
+        if "sm80" in us and "back" in shape
+    ]
+    calls = races["calls"]
+    long = {call["shape"]: call["us"] for call in calls if "s2048" in call["shape"]}
+    steps = [
+        long[f"b4 h16 s2048 d128 bf16 [1,h,s,s]{with_gradient}"][f"{whose} step"] / 1000
+        for whose in ("ours", "efficient")
+        for with_gradient in (", with its gradient", "")
+    ]
+    for sentence, figures in (
+        (
+            "at d256 {:.2f} to {:.2f} with windows, a softcap",
+            [min(of_other["d256 others"]), max(of_other["d256 others"])],
+        ),
+        (
+            "at d192 {:.2f} to {:.2f}.",
+            [min(of_other["d192 others"]), max(of_other["d192 others"])],
+        ),
+        ("the table is right and takes {:.2f} |", of_other["d256 a table"]),
+        (
+            "forward {:.2f} to {:.2f}, backward {:.2f} to {:.2f} with sinks",
+            [f(of_other[way]) for way in ("forward", "backward summed") for f in (min, max)],
+        ),
+        (
+            "gradient, {:.2f} to {:.2f} where",
+            [min(of_other["backward"]), max(of_other["backward"])],
+        ),
+        (
+            "| {:.2f} of a plain call at d128, causal, boolean, {:.2f} added in bf16;",
+            [over_plain("d128", "forward", kind) for kind in ("boolean", "added")],
+        ),
+        ("bf16; {:.2f} and {:.2f} of `sm80`", over_other("d128")),
+        (
+            "d64 {:.2f} and {:.2f}, d256 {:.2f} and {:.2f} |",
+            [*over_other("d64"), *over_other("d256")],
+        ),
+        ("| {:.2f} to {:.2f}; ", [min(backward), max(backward)]),
+        (
+            "{:.2f} of a plain call at d128, {:.2f} at d64, {:.2f} at d256.",
+            [over_plain(dim, "backward", "boolean") for dim in ("d128", "d64", "d256")],
+        ),
+        (
+            "a step took {:.1f} ms with it and {:.1f} without, where SDPA's memory-efficient "
+            "attention takes {:.1f} and {:.1f}.",
+            steps,
+        ),
+    ):
+        assert sentence.format(*figures) in text, sentence.format(*figures)
