@@ -1,0 +1,92 @@
+"""Tensors of masks of any strides, dtype and place in memory, by kernels of family sm90 on the emulated machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.attention.modified import attention_modified
+from attention_autotuner.operations.attention.modified_inputs import modifiers_of
+from attention_autotuner.operations.shared.tensors import Inputs
+from attention_autotuner.serving.loader import LoadedKernel
+from tests.build.test_wgmma_modifications_builds import KNOBS
+from tests.emulation.build import build as emulated
+from tests.emulation.check import check
+
+pytestmark = pytest.mark.build
+
+PROBLEM = Problem(
+    batch=2,
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=90,
+    seqlen_k=136,
+    dim_qk=32,
+    dim_v=32,
+    causal=True,
+    modifications=("attn_mask",),
+)
+ROWS, KEYS = PROBLEM.seqlen_q, PROBLEM.seqlen_k
+Make = Callable[..., torch.Tensor]  # of random numbers of a shape
+MASKS: dict[str, Callable[[Make], torch.Tensor]] = {
+    "keys of batch entries": lambda make: make(2, 1, 1, KEYS) > -0.7,
+    "queries of heads": lambda make: make(1, 2, ROWS, 1).half(),
+    "rows that are apart": lambda make: make(2, 1, ROWS, KEYS + 16)[..., :KEYS].half(),
+    "bytes that are apart": lambda make: make(1, 2, ROWS, KEYS + 8)[..., 8:] > -0.7,
+    "keys first": lambda make: make(1, 2, KEYS, ROWS).mT,
+    "keys first, bytes": lambda make: make(2, 2, KEYS, ROWS).mT > -0.7,
+    "not aligned": lambda make: make(2, 2, ROWS, KEYS + 8).bfloat16()[..., 1 : KEYS + 1],
+    "every other key": lambda make: make(1, 1, ROWS, 2 * KEYS).half()[..., ::2],
+    "fp32": lambda make: make(2, 2, ROWS, KEYS),
+    "bf16": lambda make: make(2, 2, ROWS, KEYS).bfloat16(),
+}
+NAMES = ("overlap", "turns", "fused", "two_pass")
+
+
+@cache
+def kernel_of(name: str, folder: Path) -> tuple[Problem, LoadedKernel]:
+    direction: Any = "backward" if name in ("fused", "two_pass") else "forward"
+    problem = replace(PROBLEM, direction=direction)
+    return problem, emulated(Candidate.of(problem, KNOBS[name]), folder / f"masks_{name}")
+
+
+def with_mask(inputs: Inputs, *, problem: Problem, mask: torch.Tensor) -> tuple[Inputs, Inputs]:
+    """The inputs with another mask, and with what the forward makes of them."""
+    expanded = mask.expand(problem.batch, problem.heads_q, ROWS, KEYS)
+    made = replace(inputs, tensors={**inputs.tensors, "attn_mask": expanded})
+    modifiers = modifiers_of(problem, made)
+    made = replace(made, scalars={**made.scalars, **modifiers.scalars})
+    if problem.direction == "backward":
+        o, lse = attention_modified(made.q, made.k, made.v, modifiers=modifiers, causal=True)
+        made = replace(made, tensors={**made.tensors, "o": o.to(made.q.dtype), "lse": lse})
+    return made, made
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_are_read_where_they_lie(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, name: str
+) -> None:
+    problem, kernel = kernel_of(name, tmp_path_factory.getbasetemp())
+    generator = torch.Generator().manual_seed(3)
+    mask = MASKS[kind](lambda *shape: torch.randn(shape, generator=generator))
+    adjust = partial(with_mask, problem=problem, mask=mask)
+    outcome = check(kernel, [problem], [("random", 1)], adjust=adjust)
+    assert outcome.ok, outcome.reason
+    if kind == "keys of batch entries":  # that it is read is what others show
+        wrong = partial(with_mask, problem=problem, mask=~mask)
+        mixed = check(
+            kernel,
+            [problem],
+            [("random", 1)],
+            adjust=lambda inputs: (wrong(inputs)[0], adjust(inputs)[0]),
+        )
+        assert mixed.kind == "wrong", mixed
