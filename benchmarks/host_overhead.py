@@ -45,6 +45,8 @@ def make_calls() -> dict[str, Callable[[], object]]:
     problem = of_shape((batch, heads, seqlen, dim, dim))
     policy = detect()
     mask = torch.rand(heads, seqlen, seqlen, dtype=torch.float16, device="cuda")
+    of_pairs, sinks = mask > 0.1, torch.zeros(heads, device="cuda")
+    window: dict[str, Any] = {"causal": True, "window_size": (15, -1)}
     q_one, k_one, v_one = (x[:, :, :1].contiguous() for x in (q, k, v))
     state = torch.zeros(batch, heads, dim, dim, device="cuda")
     gamma = [1 - 2.0 ** (-5 - head) for head in range(heads)]
@@ -52,6 +54,10 @@ def make_calls() -> dict[str, Callable[[], object]]:
         "call": lambda: flash_attn_func(q, k, v),
         "call with LSE": lambda: flash_attn_func(q, k, v, return_lse=True),
         "call with grad": lambda: flash_attn_func(qg, kg, vg),
+        "call in a window": lambda: flash_attn_func(q, k, v, **window),
+        "call in a window with sinks": lambda: flash_attn_func(q, k, v, sinks=sinks, **window),
+        "call with a mask": lambda: flash_attn_func(q, k, v, attn_mask=of_pairs),
+        "call in a window with grad": lambda: flash_attn_func(qg, kg, vg, **window),
         "call through the dispatcher": lambda: FORWARD_OP(q, k, v, *arguments),
         "call through the dispatcher with grad": lambda: FORWARD_OP(qg, kg, vg, *arguments),
         "lookup": lambda: dispatch.lookup(problem, policy),

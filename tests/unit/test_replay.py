@@ -225,3 +225,82 @@ def test_compiled_calls_look_beside_the_dispatcher_first(monkeypatch: pytest.Mon
         torch.testing.assert_close(twin(*arguments), right)
     assert len(seen) == 2
     assert any(event.key == twin.name() for event in profile.key_averages())
+
+
+as_untyped: Any = flash_attn_func
+BENT: dict[str, dict[str, Any]] = {
+    "window": {"window_size": (3, -1), "causal": True},
+    "softcap": {"softcap": 2.0},
+    "sinks and slopes": {"sinks": torch.ones(3), "alibi_slopes": torch.ones(3)},
+    "mask": {"attn_mask": torch.ones(16, 16, dtype=torch.bool)},
+    "table": {"bias": torch.ones(3, 9)},
+    "documents": {"document_ids": torch.zeros(2, 16, dtype=torch.int32)},
+}
+
+
+def halves(count: int = 3) -> list[torch.Tensor]:
+    return [torch.randn(SHAPE).half() for _ in range(count)]
+
+
+@pytest.fixture
+def plans(replays: Replays, monkeypatch: pytest.MonkeyPatch) -> Replays:
+    """A memory whose plans leave zeros, so that a replayed call shows."""
+
+    def plan_of(*_: object, **named: Any) -> launch.Plan:
+        inputs, outputs = named["inputs"], named["outputs"]
+        return launch.Plan(None, None, inputs=inputs, outputs=outputs, in_force=settings.current())
+
+    monkeypatch.setattr(launch, "current_device", lambda: -1)
+    monkeypatch.setattr(planning, "plan_of", plan_of)
+    attention_plan.FORWARD_PLANS.clear()
+    return replays
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_modified_calls_are_recognised(plans: Replays, name: str) -> None:
+    options = BENT[name]
+    first = as_untyped(*halves(), **options)
+    assert first.any()
+    o, lse = as_untyped(*halves(), return_lse=True, **options)
+    assert not o.any()
+    assert lse.shape == SHAPE[:3]
+    again = {key: x.clone() if torch.is_tensor(x) else x for key, x in options.items()}
+    assert not as_untyped(*halves(), **again).any()
+    with settings.override(budget_seconds=1.0):
+        assert as_untyped(*halves(), **options).any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"window_size": (4, -1)},
+        {"window_size": [3, -1]},
+        {"softcap": 1.0},
+        {"causal": False},
+        {"softmax_scale": 0.5},
+        {"sinks": torch.ones(3)},
+        {"attn_mask": torch.ones(16, 16, dtype=torch.bool)},
+    ],
+    ids=str,
+)
+def test_other_modifications_are_not_recognised(plans: Replays, change: dict[str, Any]) -> None:
+    options = BENT["window"]
+    for _ in range(2):
+        o = as_untyped(*halves(), **options)
+    assert not o.any()
+    assert as_untyped(*halves(), **{**options, **change}).any()
+
+
+def test_masks_of_other_shapes_and_gradients_take_the_other_way(plans: Replays) -> None:
+    mask = torch.zeros(16, 16)
+    for _ in range(2):
+        o = as_untyped(*halves(), attn_mask=mask)
+    assert not o.any()
+    for other in (mask[:1], mask.half(), mask[None].expand(3, -1, -1), mask.T):
+        assert as_untyped(*halves(), attn_mask=other).any()
+    learned = mask.clone().requires_grad_()
+    assert as_untyped(*halves(), attn_mask=learned).any()
+    q, k, v = halves()
+    assert as_untyped(q.requires_grad_(), k, v, attn_mask=mask).any()
+    with torch.no_grad():
+        assert not as_untyped(q.detach(), k, v, attn_mask=mask).any()

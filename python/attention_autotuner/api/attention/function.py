@@ -17,6 +17,7 @@ from . import modified as attention_modified
 from . import plan as attention_plan
 from .autograd import apply_attention, differentiable_attention
 from .bounded import attention_by_packing
+from .modified_replay import Replay
 from .torch_op import FORWARD_OP
 
 _MAX_SCALE = checks.MAX_SCALE
@@ -167,6 +168,15 @@ def flash_attn_func(
         or document_ids is not None
         or (type(softcap) is not float or softcap != 0.0)
     )
+    replay = None
+    if modified and not (bounds or layout is not options.BHSD or torch.compiler.is_compiling()):
+        name = "" if device_type is None else naming.policy_name(device_type)
+        arguments = (softmax_scale, causal, top_left, name)
+        bent = (alibi_slopes, bias, attn_mask, sinks, prefix_lens, document_ids)
+        replay = Replay.of((q, k, v), bent, (window_size, softcap), arguments)
+        replayed = None if replay is None else replay.run()
+        if replayed is not None:
+            return replayed if return_lse else replayed[0]
     if not (modified or bounds or layout is not options.BHSD) and (
         type(q) in plain.PLAIN_TYPES
         and type(k) in plain.PLAIN_TYPES
@@ -240,6 +250,7 @@ def flash_attn_func(
                 return_lse=return_lse,
                 deterministic=deterministic,
                 differentiable=differentiable,
+                replay=replay,
             )
         o, lse = FORWARD_OP(q, k, v, *arguments, wanted, deterministic, seqlens_k, starts_k)
         return (o, lse) if return_lse else o

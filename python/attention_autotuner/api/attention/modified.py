@@ -31,6 +31,7 @@ from . import checks as attention_checks
 from . import plan as attention_plan
 from . import torch_op as plain_op
 from .mask_gradient import MASK_GRADIENT_OP
+from .modified_replay import Replay
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -361,6 +362,7 @@ def attention(
     return_lse: bool,
     deterministic: bool,
     differentiable: bool,
+    replay: Replay | None = None,
 ) -> Any:
     """``flash_attn_func`` of tensors with modifications, its other options checked.
 
@@ -389,5 +391,8 @@ def attention(
     else:
         *bent, table = map(values.get, _VALUES[1:])
         others = (*UNPACKED, table, *map(values.get, SPANNED))
-        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *bent, *last, *others)
+        call = (*first, deterministic, *window, softcap, *bent, *last, *others)
+        o, lse = FORWARD_OP(*call)
+        if replay is not None:
+            replay.remember(modifiers_of(Forward(*call)))
     return (o, lse) if return_lse else o
