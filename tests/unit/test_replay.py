@@ -16,6 +16,7 @@ from attention_autotuner.api.shared import launch, planning
 from attention_autotuner.api.shared.plain import addresses
 from attention_autotuner.api.shared.replay import KINDS, Replays
 from attention_autotuner.api.shared.torch_library import twin_of
+from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.serving import dispatch
 from tests import gradients
 
@@ -304,3 +305,25 @@ def test_masks_of_other_shapes_and_gradients_take_the_other_way(plans: Replays) 
     assert as_untyped(q.requires_grad_(), k, v, attn_mask=mask).any()
     with torch.no_grad():
         assert not as_untyped(q.detach(), k, v, attn_mask=mask).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "causal"),
+    [({"window_size": (15, -1)}, False), ({"window_size": (100, 0)}, True), ({}, True)],
+)
+def test_windows_that_hide_nothing_are_ordinary_calls(
+    plans: Replays, options: dict[str, Any], causal: bool
+) -> None:
+    three = halves()
+    # The first call, too, as ordinary ones.
+    assert not as_untyped(*three, causal=causal and not options, **options).any()
+    keys = [asked for (asked, *_) in plans._plans]
+    assert [key[0] for key in keys] == ["eager"]
+    assert keys[0][4][1] is causal
+
+
+def test_windows_that_there_cannot_be_are_refused_each_time(plans: Replays) -> None:
+    for window in ((-2, 3), (2**30 + 1, -1), (3, 2.0), (3,)):
+        for _ in range(2):
+            with pytest.raises(UnsupportedProblemError, match="two integers from -1 to"):
+                as_untyped(*halves(), window_size=window)

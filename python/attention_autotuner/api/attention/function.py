@@ -17,6 +17,7 @@ from . import modified as attention_modified
 from . import plan as attention_plan
 from .autograd import apply_attention, differentiable_attention
 from .bounded import attention_by_packing
+from .modified_autograd import run_modified
 from .modified_replay import Replay
 from .torch_op import FORWARD_OP
 
@@ -172,11 +173,25 @@ def flash_attn_func(
     if modified and not (bounds or layout is not options.BHSD or torch.compiler.is_compiling()):
         name = "" if device_type is None else naming.policy_name(device_type)
         arguments = (softmax_scale, causal, top_left, name)
-        bent = (alibi_slopes, bias, attn_mask, sinks, prefix_lens, document_ids)
+        bent = {
+            "alibi_slopes": alibi_slopes,
+            "bias_table": bias,
+            "attn_mask": attn_mask,
+            "sinks": sinks,
+            "prefix_lens": prefix_lens,
+            "document_ids": document_ids,
+        }
         replay = Replay.of((q, k, v), bent, (window_size, softcap), arguments)
-        replayed = None if replay is None else replay.run()
-        if replayed is not None:
-            return replayed if return_lse else replayed[0]
+        if replay is not None and replay.is_of_window:
+            seqlens = (q.shape[2], k.shape[2])
+            left_over, with_window = attention_modified.canonical_window(
+                window_size, causal, top_left, *seqlens
+            )
+            if left_over == NO_WINDOW:  # it hides nothing
+                modified, causal, window_size, replay = False, with_window, NO_WINDOW, None
+        earlier = None if replay is None else replay.find()
+        if replay is not None and earlier is not None:
+            return run_modified(replay, earlier, return_lse, deterministic)
     if not (modified or bounds or layout is not options.BHSD) and (
         type(q) in plain.PLAIN_TYPES
         and type(k) in plain.PLAIN_TYPES

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,9 @@ from . import checks as attention_checks
 from . import plan as attention_plan
 from . import torch_op as plain_op
 from .mask_gradient import MASK_GRADIENT_OP
-from .modified_replay import Replay
+
+if TYPE_CHECKING:
+    from .modified_replay import Replay
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -394,5 +396,5 @@ def attention(
         call = (*first, deterministic, *window, softcap, *bent, *last, *others)
         o, lse = FORWARD_OP(*call)
         if replay is not None:
-            replay.remember(modifiers_of(Forward(*call)))
+            replay.remember(call[3:7], modifiers_of(Forward(*call)))
     return (o, lse) if return_lse else o

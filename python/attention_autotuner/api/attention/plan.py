@@ -257,9 +257,9 @@ def _backward_plan(
             if modifiers is None:
                 results = REFERENCES["attention_backward"](*call)
             else:
-                bent, packed = _arguments_of(modifiers, named)
+                bent, (*packed, prefixes, ids) = _arguments_of(modifiers, named)
                 reference = REFERENCES["attention_modified_backward"]
-                results = reference(*call, *bent, *packed, bias_gradient)
+                results = reference(*call, *bent, *packed, bias_gradient, prefixes, ids)
                 results = tuple(x for x in results if x.numel())  # the others are not wanted
             return results
 

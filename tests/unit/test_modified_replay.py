@@ -1,0 +1,155 @@
+"""Gradients of replayed calls with modified scores: those of the longer way, further derivatives, and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import attention_autotuner
+from attention_autotuner import settings
+from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.shared import planning, replay
+
+flash_attn_func: Any = attention_autotuner.flash_attn_func  # as an untyped caller sees it
+SHAPE = (2, 4, 12, 16)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window_size": (3, 0)},
+    "top left": {"window_size": (3, -1), "causal": True, "causal_alignment": "top_left"},
+    "softcap and slopes": {"softcap": 1.5, "alibi_slopes": torch.linspace(0.1, 0.6, 4)},
+    "sinks": {"sinks": torch.linspace(-1, 1, 4)},
+    "table": {"bias": torch.linspace(-1, 1, 4 * 9).view(4, 9), "sinks": torch.ones(4)},
+    "mask": {"attn_mask": torch.eye(12).flip(0) - torch.eye(12), "causal": True},
+    "documents": {"document_ids": torch.arange(12, dtype=torch.int32).div(5).int().expand(2, -1)},
+}
+
+
+class Reference:
+    """A plan that computes by the reference, and counts."""
+
+    runs = 0
+
+    def __init__(self, reference: Callable[..., Sequence[torch.Tensor]]) -> None:
+        self.settings = settings.current()
+        self._reference = reference
+
+    def run(self, *tensors: Any) -> list[torch.Tensor]:
+        """The results."""
+        Reference.runs += 1
+        return list(self._reference(*tensors))
+
+
+@pytest.fixture(autouse=True)
+def _references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take tensors of the CPU for those of a GPU, whose kernels the reference stands for."""
+    monkeypatch.setattr(replay.Replays, "takes", lambda *_: True)
+    monkeypatch.setattr(replay, "Plan", Reference)
+    monkeypatch.setattr(planning, "plan_of", lambda *_, **named: Reference(named["reference"]))
+    for table in (
+        attention_plan.FORWARD_PLANS,
+        attention_plan.BACKWARD_PLANS,
+        attention_plan.FORWARD_REPLAYS._plans,
+    ):
+        table.clear()
+
+
+def leaves_of(options: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """q, k and v, then what is learned, and the options with those."""
+    generator = torch.Generator().manual_seed(1)
+    three = [torch.randn(SHAPE, generator=generator).half() for _ in range(3)]
+    learned: dict[str, Any] = {
+        name: options[name].clone() for name in ("sinks", "bias") if name in options
+    }
+    if "document_ids" in options:
+        learned["document_ids"] = options["document_ids"].clone()  # contiguous
+    leaves = [*three, *(x for x in learned.values() if x.is_floating_point())]
+    for x in leaves:
+        x.requires_grad_()
+    return leaves, {**options, **learned}
+
+
+def gradients(options: dict[str, Any], *, of_lse: bool = True) -> tuple[torch.Tensor, ...]:
+    leaves, named = leaves_of(options)
+    o, lse = flash_attn_func(*leaves[:3], return_lse=True, **named)
+    total = (o.float() * torch.sin(torch.arange(o.numel())).view(o.shape)).sum()
+    if of_lse:
+        total = total + lse.masked_fill(lse.isinf(), 0.0).square().sum()
+    return torch.autograd.grad(total, leaves)
+
+
+@pytest.mark.parametrize("of_lse", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_those_of_the_longer_way(name: str, of_lse: bool) -> None:
+    expected = gradients(OPTIONS[name], of_lse=of_lse)  # no call like it was before
+    before = Reference.runs
+    replayed = gradients(OPTIONS[name], of_lse=of_lse)
+    assert Reference.runs == before + 2  # forward and backward
+    for gradient, wanted in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_results_are_those_of_the_longer_way(name: str, return_lse: bool) -> None:
+    leaves, named = leaves_of(OPTIONS[name])
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            first, second = (
+                flash_attn_func(*leaves[:3], return_lse=return_lse, **named) for _ in range(2)
+            )
+        assert type(first) is type(second)
+        torch.testing.assert_close(first, second)
+
+
+def test_second_derivatives_are_those_of_the_longer_way() -> None:
+    def twice() -> tuple[torch.Tensor, ...]:
+        leaves, named = leaves_of(OPTIONS["table"])
+        o = flash_attn_func(*leaves[:3], **named)
+        once = torch.autograd.grad(o.float().square().sum(), leaves, create_graph=True)
+        total: Any = sum(x.float().square().sum() for x in once)
+        return torch.autograd.grad(total, leaves)
+
+    for replayed, expected in zip(*reversed([twice(), twice()]), strict=True):
+        torch.testing.assert_close(replayed, expected, atol=5e-3, rtol=5e-3)
+
+
+def test_what_is_kept_may_not_be_overwritten() -> None:
+    leaves, named = leaves_of(OPTIONS["softcap and slopes"])
+    for _ in range(2):
+        o = flash_attn_func(*leaves[:3], **named)
+    named["alibi_slopes"].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.float().sum().backward()
+    OPTIONS["softcap and slopes"]["alibi_slopes"].div_(2.0)
+
+
+def test_gradients_go_by_the_settings_of_their_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[settings.Settings] = []
+    backward = attention_plan.attention_backward
+
+    def look(*arguments: Any, **named: Any) -> Any:
+        seen.append(settings.current())
+        return backward(*arguments, **named)
+
+    monkeypatch.setattr(attention_plan, "attention_backward", look)
+    with settings.override(budget_seconds=2.0):
+        leaves, named = leaves_of(OPTIONS["window"])
+        for _ in range(2):
+            o = flash_attn_func(*leaves[:3], **named)
+        inside = settings.current()
+    o.float().sum().backward()
+    assert seen == [inside]
+    assert settings.current() is not inside
+
+
+def test_a_gradient_of_nothing_asks_for_nothing() -> None:
+    leaves, named = leaves_of(OPTIONS["window"])
+    for _ in range(2):
+        o, lse = flash_attn_func(*leaves[:3], return_lse=True, **named)
+    before = Reference.runs
+    by_lse = torch.autograd.grad(lse.sum(), leaves[:2], allow_unused=True)
+    assert all(x is not None for x in by_lse)
+    assert Reference.runs == before + 1
+    assert o.requires_grad
