@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, settings
+from attention_autotuner.api.attention import modified, modified_autograd
 from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
@@ -21,6 +22,8 @@ from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.score_modifications import KINDS, SHAPES, formula
 
 pytestmark = pytest.mark.gpu
+
+as_untyped: Any = flash_attn_func
 
 DIMS: tuple[dict[str, Any], ...] = (
     {"dim_qk": 64, "dim_v": 64},
@@ -219,3 +222,36 @@ def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
+
+
+@pytest.mark.parametrize("name", ["window", "sinks", "bias", "mask"])
+def test_warm_calls_are_replayed(
+    name: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    def make(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=dtype).requires_grad_()
+
+    leaves = [make(2, 4, 256, 64) for _ in range(3)]
+    cases: dict[str, dict[str, Any]] = {
+        "window": {"window_size": (63, 0)},
+        "sinks": {"sinks": make(4, dtype=torch.float32)},
+        "bias": {"bias": make(4, 65, dtype=torch.float32)},
+        "mask": {"attn_mask": torch.rand(256, 256, device=device) > 0.2},
+    }
+    options = cases[name]
+    leaves += [x for x in options.values() if torch.is_tensor(x) and x.requires_grad]
+
+    def call() -> list[torch.Tensor]:
+        o = as_untyped(*leaves[:3], **options)
+        return [o, *torch.autograd.grad(o.float().square().sum(), leaves)]
+
+    first = call()
+    with torch.no_grad():
+        alone = as_untyped(*leaves[:3], **options)
+    monkeypatch.setattr(modified, "FORWARD_OP", None)  # the longer way
+    monkeypatch.setattr(modified_autograd, "BACKWARD_OP", None)
+    for ours, theirs in zip(call(), first, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=2e-3)
+    with torch.no_grad():
+        assert torch.equal(as_untyped(*leaves[:3], **options), alone)
+    assert torch.equal(alone, first[0])
