@@ -95,5 +95,6 @@ class Replay(NamedTuple):
         if not memory.takes(*self.tensors):
             return
         q, k, v, *_ = self.tensors
+        assert [*modifiers.tensors] == [name for name, x in self.named.items() if x is not None]
         plan = attention_plan.forward_plan(q, k, v, options, True, modifiers=modifiers)
         memory.remember(self.asked, plan, *self.tensors)
