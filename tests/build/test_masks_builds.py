@@ -90,3 +90,10 @@ def test_masks_are_read_where_they_lie(
             adjust=lambda inputs: (wrong(inputs)[0], adjust(inputs)[0]),
         )
         assert mixed.kind == "wrong", mixed
+
+
+def test_masks_lie_where_keys_do_that_begin_late(tmp_path: Path) -> None:
+    problem = replace(PROBLEM, batch=5, key_bounds=True)
+    kernel = emulated(Candidate.of(problem, KNOBS["overlap"]), tmp_path)
+    outcome = check(kernel, [problem, replace(problem, causal=False)], [("lazy", 0), ("random", 1)])
+    assert outcome.ok, outcome.reason
