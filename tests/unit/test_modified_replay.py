@@ -153,3 +153,28 @@ def test_a_gradient_of_nothing_asks_for_nothing() -> None:
     assert all(x is not None for x in by_lse)
     assert Reference.runs == before + 1
     assert o.requires_grad
+
+
+@pytest.mark.parametrize("names", [("seqlens_k",), ("starts_k",), ("seqlens_k", "starts_k")])
+@pytest.mark.parametrize("name", ["window", "sinks", "table"])
+def test_key_bounds_are_those_of_the_call(name: str, names: tuple[str, ...]) -> None:
+    leaves, named = leaves_of(OPTIONS[name])
+    bounds = {
+        "seqlens_k": torch.tensor([12, 7], dtype=torch.int32),
+        "starts_k": torch.tensor([2, 0], dtype=torch.int32),
+    }
+    asked = {name: bounds[name] for name in names}
+    with torch.no_grad():
+        first = flash_attn_func(*leaves[:3], **named, **asked)
+        before = Reference.runs
+        again = {name: x.clone() for name, x in asked.items()}
+        torch.testing.assert_close(flash_attn_func(*leaves[:3], **named, **again), first)
+        assert Reference.runs == before + 1
+        for x in again.values():
+            x.add_(1 if x is again.get("starts_k") else -1)
+        other = flash_attn_func(*leaves[:3], **named, **again)
+        assert not torch.equal(other, first)
+        assert torch.equal(other, flash_attn_func(*leaves[:3].copy(), **named, **again))
+        whole = flash_attn_func(*leaves[:3], **named)
+        assert not torch.equal(whole, first)
+    assert flash_attn_func(*leaves[:3], **named, **asked).requires_grad

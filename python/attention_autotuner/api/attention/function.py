@@ -170,7 +170,7 @@ def flash_attn_func(
         or (type(softcap) is not float or softcap != 0.0)
     )
     replay = None
-    if modified and not (bounds or layout is not options.BHSD or torch.compiler.is_compiling()):
+    if modified and layout is options.BHSD and not torch.compiler.is_compiling():
         name = "" if device_type is None else naming.policy_name(device_type)
         arguments = (softmax_scale, causal, top_left, name)
         bent = {
@@ -181,7 +181,8 @@ def flash_attn_func(
             "prefix_lens": prefix_lens,
             "document_ids": document_ids,
         }
-        replay = Replay.of((q, k, v), bent, (window_size, softcap), arguments)
+        limits = {"seqlens_k": seqlens_k, "starts_k": starts_k} if bounds else {}
+        replay = Replay.of((q, k, v), bent, limits, (window_size, softcap), arguments)
         if replay is not None and replay.is_of_window:
             seqlens = (q.shape[2], k.shape[2])
             left_over, with_window = attention_modified.canonical_window(

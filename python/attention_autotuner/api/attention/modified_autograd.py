@@ -33,7 +33,7 @@ def run_modified(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """O, or O and LSE, of a call by the plan of one like it; differentiable where that may be asked for."""
     if not replay.differentiable:
-        o, lse = plan.run(*replay.tensors)
+        o, lse = plan.run(*replay.inputs)
         return (o, lse) if return_lse else o
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -71,7 +71,7 @@ class ModifiedFunction(torch.autograd.Function):
             call: all else.
         """
         assert call.replay is not None
-        o, lse = call.plan.run(*call.replay.tensors)
+        o, lse = call.plan.run(*call.replay.inputs)
         named = call.replay.named
         others = (named["alibi_slopes"], named["attn_mask"], *map(named.get, SPANNED))
         ctx.save_for_backward(q, k, v, o, lse, sinks, table, *others)

@@ -22,21 +22,30 @@ class Replay(NamedTuple):
 
     Attributes:
         asked: all that its plan depends on beside the tensors.
-        tensors: q, k and v, then what bends scores, in the order of :attr:`.Modifiers.tensors`.
-        named: the latter by their names, None for absent ones.
+        inputs: of the plan: q, k and v, key bounds where there are any, of which one may be None, and what bends
+            scores, in the order of :attr:`.Modifiers.tensors`.
+        bounds: the key bounds by their names.
+        named: what bends scores by its names, None for absent tensors.
         differentiable: a gradient may be asked for.
     """
 
     asked: Any
-    tensors: tuple[torch.Tensor, ...]
+    inputs: tuple[torch.Tensor | None, ...]
+    bounds: Mapping[str, torch.Tensor | None]
     named: Mapping[str, torch.Tensor | None]
     differentiable: bool
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The inputs that are there."""
+        return tuple(x for x in self.inputs if x is not None)
 
     @classmethod
     def of(
         cls,
         three: Sequence[Any],
         named: Mapping[str, Any],
+        bounds: Mapping[str, Any],
         numbers: tuple[Any, Any],
         options: Options,
     ) -> Replay | None:
@@ -45,20 +54,26 @@ class Replay(NamedTuple):
         Args:
             three: q, k and v, as a caller gave them.
             named: tensors that bend scores, in the order of :attr:`.Modifiers.tensors`; None for absent ones.
+            bounds: ``seqlens_k`` and ``starts_k``, or nothing.
             numbers: the window and the softcap, likewise as given.
             options: of the softmax.
         """
         window, softcap = numbers
         present = tuple(name for name, x in named.items() if x is not None)
-        tensors = (*three, *(x for x in named.values() if x is not None))
+        inputs = (*three, *bounds.values(), *(x for x in named.values() if x is not None))
         differentiable = False
-        for x in tensors:
+        for x in inputs:
+            if x is None:
+                continue
             if type(x) not in plain.PLAIN_TYPES or x.is_nested:
                 return None
             differentiable = differentiable or x.requires_grad
         if differentiable:
             differentiable = torch.is_grad_enabled()
-            if any(named[name] is not None and named[name].requires_grad for name in _OTHERS):
+            others = (named[name] for name in _OTHERS)
+            if (differentiable and bounds) or any(
+                x is not None and x.requires_grad for x in others
+            ):
                 return None
         if (
             type(softcap) is not float
@@ -67,14 +82,15 @@ class Replay(NamedTuple):
             or plain.is_watched()
         ):
             return None
-        q, k = tensors[:2]
-        asked = (q.shape, k.shape, options, window, softcap, present, differentiable)
-        return cls(asked, tensors, named, differentiable)
+        q, k = inputs[:2]
+        limits = tuple(name for name, x in bounds.items() if x is not None)
+        asked = (q.shape, k.shape, options, window, softcap, present, limits, differentiable)
+        return cls(asked, inputs, bounds, named, differentiable)
 
     @property
     def is_of_window(self) -> bool:
         """True where a window is all that may bend its scores, and is one that there can be."""
-        q, k, *others = self.tensors
+        q, k, *others = self.tensors  # others: v alone
         window, softcap = self.asked[3:5]
         return (
             softcap == 0.0 and len(others) == 1 and q.dim() == k.dim() == 4 and is_pair(window, -1)
@@ -91,10 +107,10 @@ class Replay(NamedTuple):
             options: as it was computed, with what is part of its window.
             modifiers: likewise.
         """
-        memory = attention_plan.FORWARD_REPLAYS
-        if not memory.takes(*self.tensors):
+        memory, tensors = attention_plan.FORWARD_REPLAYS, self.tensors
+        if not memory.takes(*tensors):
             return
-        q, k, v, *_ = self.tensors
         assert [*modifiers.tensors] == [name for name, x in self.named.items() if x is not None]
-        plan = attention_plan.forward_plan(q, k, v, options, True, modifiers=modifiers)
-        memory.remember(self.asked, plan, *self.tensors)
+        q, k, v = tensors[:3]
+        plan = attention_plan.forward_plan(q, k, v, options, True, self.bounds, modifiers)
+        memory.remember(self.asked, plan, *tensors)
