@@ -1,13 +1,14 @@
 """The definition of attention with modified scores, in plain PyTorch: windows and what else bends scores.
 
 ``S = scale Q K^T``; then, in this order, each where it is asked for: softcap, additive terms, masks (causal, window and
-key bounds), the sink in the softmax's denominator. One batch entry and K/V head at a time, with its whole score matrix.
+key bounds), the sink in the softmax's denominator. Some K/V heads at a time, with their whole score matrices: on a CPU
+one, whose scores stay in its caches, and on a GPU as many as it takes to employ it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,8 @@ from .reference import Bounds, key_range
 MASK_DTYPES = (torch.bool, torch.float32, torch.float16, torch.bfloat16)
 """Of ``attn_mask``, in the order of the C ABI's ``attn_mask_kind``."""
 CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")
+BLOCK_SCORES = {"cuda": 2**24, "cpu": 1}
+"""Scores that are taken at a time, at least those of a K/V head: on a GPU 128 MiB in fp64."""
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -135,18 +138,14 @@ def attention_modified(
         named = {"dtype": dtype, **options}
         pairs = [attention_modified(*three, modifiers=m, **named) for _, _, three, m in packed]
         return torch.cat([o for o, _ in pairs], dim=2), torch.cat([lse for _, lse in pairs], dim=2)
-    group = q.shape[1] // k.shape[1]
-    o, lse = [], []
+    of_entries = []
     with full_precision():
-        for b in range(q.shape[0]):
-            for head in range(k.shape[1]):
-                heads = slice(head * group, (head + 1) * group)
-                tensors = (q[b, heads], k[b, head], v[b, head])
-                of_head = _Head(b, heads, k, modifiers, **options)
-                results = of_head.attend(*(x.to(dtype) for x in tensors))
-                o.append(results[0])
-                lse.append(results[1])
-    return torch.cat(o).view(*q.shape[:3], v.shape[3]), torch.cat(lse).view(q.shape[:3])
+        for entries, of_heads in _cuts(q, k, options):
+            blocks = [_Block(q, k, (entries, heads), modifiers, **options) for heads in of_heads]
+            results = [block.attend(*block.tensors(q, k, v, dtype)) for block in blocks]
+            of_entries.append([torch.cat(part, dim=1) for part in zip(*results, strict=True)])
+    o, lse = (torch.cat(part) for part in zip(*of_entries, strict=True))
+    return o, lse
 
 
 def attention_modified_backward(
@@ -164,7 +163,6 @@ def attention_modified_backward(
 
     Arguments are those of :func:`attention_modified`, and gradients of its results, which may be None for zero.
     """
-    group = q.shape[1] // k.shape[1]
     dq, dk, dv = map(zeros, (q, k, v))
     of_values = [zeros(x) for x in (modifiers.sinks, modifiers.bias_table) if x is not None]
     if modifiers.cu_seqlens_q is not None:
@@ -178,28 +176,46 @@ def attention_modified_backward(
                 total += addend
         return dq, dk, dv, *of_values
     with torch.no_grad(), full_precision():
-        for b in range(q.shape[0]):
-            for head in range(k.shape[1]):
-                heads = slice(head * group, (head + 1) * group)
-                tensors = tuple(x.to(dtype) for x in (q[b, heads], k[b, head], v[b, head]))
-                of_o, of_lse = (None if x is None else x[b, heads] for x in (grad_o, grad_lse))
-                of_head = _Head(b, heads, k, modifiers, **options)
-                dq[b, heads], dk[b, head], dv[b, head], *addends = of_head.differentiate(
-                    of_o, of_lse, *tensors
-                )
-                for total, addend in zip(of_values, addends, strict=True):
-                    total[heads] += addend
+        for entries, of_heads in _cuts(q, k, options):
+            for heads in of_heads:
+                block = _Block(q, k, (entries, heads), modifiers, **options)
+                of_o, of_lse = map(block.of_queries, (grad_o, grad_lse))
+                results = block.differentiate(of_o, of_lse, *block.tensors(q, k, v, dtype))
+                dq[entries, block.queries], dk[entries, heads], dv[entries, heads] = results[:3]
+                for total, addend in zip(of_values, results[3:], strict=True):
+                    total[block.queries] += addend
     return dq, dk, dv, *of_values
 
 
-class _Head:
-    """One batch entry and the query heads of one K/V head: where its keys begin and end, and which a row sees."""
+def _cuts(
+    q: torch.Tensor, k: torch.Tensor, options: Mapping[str, Any]
+) -> Iterator[tuple[slice, list[slice]]]:
+    """Batch entries that are taken at a time, one where there are key bounds, and the K/V heads of each such block."""
+    batch, heads_kv, seqlen_k = k.shape[:3]
+    pairs = max(1, q.shape[1] // heads_kv * q.shape[2] * seqlen_k)
+    most = BLOCK_SCORES.get(q.device.type, 1)
+    bounded = any(options.get(name) is not None for name in ("seqlens_k", "starts_k"))
+    at_once = 1 if bounded else max(1, most // (pairs * heads_kv))
+    of_heads = _slices(heads_kv, max(1, most // pairs))
+    for entries in _slices(batch, at_once):
+        yield entries, of_heads
+
+
+def _slices(count: int, at_once: int) -> list[slice]:
+    return [slice(n, min(n + at_once, count)) for n in range(0, count, at_once)]
+
+
+class _Block:
+    """Some batch entries and the query heads of some K/V heads: where their keys begin and end, and which a row sees.
+
+    Scores are ``[entries, K/V heads, group, seqlen_q, keys]``.
+    """
 
     def __init__(
         self,
-        b: int,
-        heads: slice,
+        q: torch.Tensor,
         k: torch.Tensor,
+        place: tuple[slice, slice],
         modifiers: Modifiers,
         *,
         softmax_scale: float | None = None,
@@ -208,20 +224,42 @@ class _Head:
         seqlens_k: Bounds = None,
         starts_k: Bounds = None,
     ) -> None:
-        self._b, self._heads, self._modifiers = b, heads, modifiers
-        self._begin, self._end = key_range(k, b, seqlens_k, starts_k)
+        self._entries, self._heads = place
+        self._modifiers = modifiers
+        self._of_group = (k.shape[1], q.shape[1] // k.shape[1])
+        self.queries = slice(*(n * self._of_group[1] for n in (place[1].start, place[1].stop)))
+        self._begin, self._end = key_range(k, self._entries.start, seqlens_k, starts_k)
         self._keys = slice(self._begin, max(self._begin, self._end))
         self._scale = k.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         self._causal, self._top_left = causal, causal_alignment == "top_left"
 
+    def of_queries(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        """The block's part of a tensor of all query heads, with K/V heads and groups apart."""
+        if x is None:
+            return None
+        part = x[self._entries, self.queries]
+        heads = self._heads.stop - self._heads.start
+        return part.reshape(len(part), heads, self._of_group[1], *part.shape[2:])
+
+    def tensors(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype
+    ) -> Three:
+        """The block's part of q, k and v, in a dtype."""
+        of_q = self.of_queries(q)
+        assert of_q is not None
+        of_k, of_v = (x[self._entries, self._heads].to(dtype) for x in (k, v))
+        return of_q.to(dtype), of_k, of_v
+
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """O ``[group, seqlen_q, dim_v]`` and LSE ``[group, seqlen_q]`` of q ``[group, seqlen_q, dim_qk]``."""
+        """O ``[entries, query heads, seqlen_q, dim_v]`` and LSE ``[entries, query heads, seqlen_q]``."""
         s, empty, _ = self._scores(q, k)
         lse = s.to(torch.promote_types(s.dtype, summing_dtype(s.dtype))).logsumexp(-1)
-        p = s.softmax(-1).masked_fill(empty, 0.0)[..., : len(v[self._keys])]
-        return p @ v[self._keys], lse.masked_fill(empty[..., 0], -math.inf)
+        value = self._seen(v)
+        p = s.softmax(-1).masked_fill(empty, 0.0)[..., : value.shape[3]]
+        lse = lse.masked_fill(empty[..., 0], -math.inf)
+        return (p @ value).flatten(1, 2), lse.flatten(1, 2)
 
     def differentiate(
         self,
@@ -237,92 +275,103 @@ class _Head:
         one more score, whose value is zero.
         """
         s, empty, derivative = self._scores(q, k)
-        count = len(v[self._keys])
+        key, value = self._seen(k), self._seen(v)
+        count = value.shape[3]
         p = s.softmax(-1).masked_fill(empty, 0.0)
         ds, dk, dv = torch.zeros_like(p), torch.zeros_like(k), torch.zeros_like(v)
         if grad_o is not None:
             go = grad_o.to(q.dtype)
             dp = torch.zeros_like(p)
-            dp[..., :count] = go @ v[self._keys].mT
+            dp[..., :count] = go @ value.mT
             ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-            dv[self._keys] = (p[..., :count].mT @ go).sum(0)
+            dv[:, :, self._keys] = (p[..., :count].mT @ go).sum(2)
         if grad_lse is not None:
             # Perhaps NaN where a row is empty, of which 0 times is NaN.
             ds = ds + p * grad_lse.to(q.dtype)[..., None].masked_fill(empty, 0.0)
         modifiers, of_values = self._modifiers, []
         if modifiers.sinks is not None:
-            of_values.append(ds[..., count:].to(summing_dtype(ds.dtype)).sum((1, 2)))
+            of_values.append(
+                ds[..., count:].to(summing_dtype(ds.dtype)).sum((3, 4)).sum(0).flatten()
+            )
         if modifiers.bias_table is not None:
-            addends = ds[..., :count].to(summing_dtype(ds.dtype)).flatten(1)
-            entries = self._entries(s[..., :count], modifiers.bias_table)
+            addends = ds[..., :count].to(summing_dtype(ds.dtype)).flatten(3).flatten(0, 2)
+            entries = self._entries_of(s[..., :count], modifiers.bias_table)
             of_table = addends.new_zeros(len(addends), modifiers.bias_table.shape[1])
-            of_values.append(of_table.index_add(1, entries.flatten(), addends))
+            of_table = of_table.index_add(1, entries.flatten(), addends)
+            of_values.append(of_table.view(len(q), -1, of_table.shape[1]).sum(0))
         ds = self._scale * (ds[..., :count] * derivative)
-        dk[self._keys] = (ds.mT @ q).sum(0)
-        return ds @ k[self._keys], dk, dv, *of_values
+        dk[:, :, self._keys] = (ds.mT @ q).sum(2)
+        return (ds @ key).flatten(1, 2), dk, dv, *of_values
+
+    def _seen(self, x: torch.Tensor) -> torch.Tensor:
+        """The keys or values between the bounds: ``[entries, K/V heads, 1, keys, dim]``."""
+        return x[:, :, None, self._keys]
 
     def _scores(
         self, q: torch.Tensor, k: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scores as the softmax takes them, the rows that have none (theirs are 0), and their derivative by S."""
         modifiers = self._modifiers
-        s = self._scale * (q @ k[self._keys].mT)
+        s = self._scale * (q @ self._seen(k).mT)
         derivative = torch.ones_like(s)
         if modifiers.softcap:
             share = torch.tanh(s / modifiers.softcap)
             s, derivative = modifiers.softcap * share, 1.0 - share * share
         if modifiers.alibi_slopes is not None:
-            slopes = modifiers.alibi_slopes
-            slopes = slopes[self._b] if slopes.dim() == 2 else slopes
+            slopes = modifiers.alibi_slopes.reshape(-1, *self._of_group)
+            slopes = (slopes[self._entries] if len(slopes) > 1 else slopes)[:, self._heads]
             distances = self._past(s, self._end).abs()
-            bias = slopes[self._heads, None, None].to(summing_dtype(s.dtype)) * distances
+            bias = slopes[..., None, None].to(summing_dtype(s.dtype)) * distances
             s = s - bias.to(s.dtype)
         if modifiers.bias_table is not None:
-            entries = self._entries(s, modifiers.bias_table)
-            s = s + modifiers.bias_table[self._heads][:, entries].to(s.dtype)
+            entries = self._entries_of(s, modifiers.bias_table)
+            table = modifiers.bias_table.reshape(*self._of_group, -1)[self._heads]
+            s = s + table[..., entries].to(s.dtype)
         hidden, mask = self._hidden(s), modifiers.attn_mask
         if mask is not None:
-            mask = mask[self._b, self._heads, :, self._keys]
-            if mask.dtype == torch.bool:
-                hidden = hidden | ~mask
+            of_pairs = self.of_queries(mask[..., self._keys])
+            assert of_pairs is not None
+            if of_pairs.dtype == torch.bool:
+                hidden = hidden | ~of_pairs
             else:
-                s = s + mask.to(s.dtype)
-                hidden = hidden | (mask == -math.inf)
+                s = s + of_pairs.to(s.dtype)
+                hidden = hidden | (of_pairs == -math.inf)
         empty = hidden.all(-1, keepdim=True)
         s = s.masked_fill(hidden, -math.inf)
         if modifiers.sinks is not None:
-            sinks = modifiers.sinks[self._heads].to(s.dtype)
-            s = torch.cat((s, sinks[:, None, None].expand(*s.shape[:2], 1)), dim=2)
+            sinks = modifiers.sinks.reshape(self._of_group)[self._heads].to(s.dtype)
+            s = torch.cat((s, sinks[..., None, None].expand(*s.shape[:4], 1)), dim=4)
             empty = torch.zeros_like(empty)
         return s.masked_fill(empty, 0.0), empty, derivative  # 0: no NaN and no gradient
 
     def _past(self, s: torch.Tensor, end: int) -> torch.Tensor:
         """Distances of keys past the diagonal that ends at a key: ``[seqlen_q, keys]``."""
-        rows = torch.arange(s.shape[1], device=s.device)[:, None]
-        keys = self._begin + torch.arange(s.shape[2], device=s.device)
-        return keys - rows - (end - s.shape[1])
+        rows = torch.arange(s.shape[3], device=s.device)[:, None]
+        keys = self._begin + torch.arange(s.shape[4], device=s.device)
+        return keys - rows - (end - s.shape[3])
 
-    def _entries(self, s: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def _entries_of(self, s: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         """Entries of a bias table that scores take: ``[seqlen_q, keys]``."""
         most = table.shape[1] // 2
         return self._past(s, self._end).clamp(-most, most) + most
 
     def _hidden(self, s: torch.Tensor) -> torch.Tensor:
-        """The pairs that take no part: ``[1 or group, seqlen_q, keys]``."""
-        past = self._past(s, s.shape[1] if self._top_left else self._end)
+        """The pairs that take no part: as scores, or broadcast to them."""
+        past = self._past(s, s.shape[3] if self._top_left else self._end)
         (left, right), prefixes, ids = (
             getattr(self._modifiers, x) for x in ("window_size", *SPANNED)
         )
-        keys = self._begin + torch.arange(s.shape[2], device=s.device)
+        keys = self._begin + torch.arange(s.shape[4], device=s.device)
         hidden = torch.zeros_like(past, dtype=torch.bool)
         if self._causal:
             hidden = past > 0
         if prefixes is not None:
-            hidden = hidden & (keys >= prefixes[self._b])
+            hidden = hidden & (keys >= prefixes[self._entries, None, None, None, None])
         if ids is not None:
-            hidden = hidden | (ids[self._b, :, None] != ids[self._b, keys])
+            of_rows = ids[self._entries, None, None]
+            hidden = hidden | (of_rows[..., None] != of_rows[..., None, keys])
         if left >= 0:
             hidden = hidden | (past < -left)
         if right >= 0:
             hidden = hidden | (past > right)
-        return hidden[None]
+        return hidden.expand(*[1] * (5 - hidden.dim()), *hidden.shape)
