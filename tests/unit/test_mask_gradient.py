@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attention_autotuner
-from attention_autotuner.api.attention import mask_gradient
 from attention_autotuner.errors import UnsupportedProblemError
+from attention_autotuner.operations.attention import modified
 from tests.numerics.score_modifications import formula
 
 flash_attn_func: Any = attention_autotuner.flash_attn_func  # as an untyped caller sees it
@@ -80,8 +80,9 @@ def test_gradients_are_those_of_the_formula(shape: tuple[int, ...], name: str) -
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_parts_add_up(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], most: int) -> None:
     leaves = leaves_of(shape)
+    monkeypatch.setitem(modified.BLOCK_SCORES, "cpu", 2**24)
     whole = gradients(ours, leaves, causal=True)[3]
-    monkeypatch.setattr(mask_gradient, "MAX_SCORES", most)
+    monkeypatch.setitem(modified.BLOCK_SCORES, "cpu", most)
     torch.testing.assert_close(gradients(ours, leaves, causal=True)[3], whole)
 
 

@@ -74,6 +74,19 @@ def check_window(window: object) -> tuple[int, int]:
     return left, right
 
 
+def canonical_window(
+    window: tuple[int, int], causal: bool, top_left: bool, seqlen_q: int, seqlen_k: int
+) -> tuple[tuple[int, int], bool]:
+    """The window without bounds that hide nothing, and the causal mask that is part of it."""
+    left, right = window
+    causal = causal or right == 0
+    if left >= (seqlen_q if top_left else seqlen_k) - 1:
+        left = -1
+    if causal or right >= (seqlen_k if top_left else seqlen_q) - 1:
+        right = -1
+    return (left, right), causal
+
+
 def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
     """Check the first keys and ends of batch entries, by their names, against a checked q; None is passed over.
 

@@ -183,13 +183,8 @@ def flash_attn_func(
         }
         limits = {"seqlens_k": seqlens_k, "starts_k": starts_k} if bounds else {}
         replay = Replay.of((q, k, v), bent, limits, (window_size, softcap), arguments)
-        if replay is not None and replay.is_of_window:
-            seqlens = (q.shape[2], k.shape[2])
-            left_over, with_window = attention_modified.canonical_window(
-                window_size, causal, top_left, *seqlens
-            )
-            if left_over == NO_WINDOW:  # it hides nothing
-                modified, causal, window_size, replay = False, with_window, NO_WINDOW, None
+        if replay is not None and replay.bends_nothing:
+            modified, causal, window_size, replay = False, replay.options[1], NO_WINDOW, None
         earlier = None if replay is None else replay.find()
         if replay is not None and earlier is not None:
             return run_modified(replay, earlier, return_lse, deterministic)

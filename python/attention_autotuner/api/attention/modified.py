@@ -113,19 +113,6 @@ def modifiers_of(call: Call) -> Modifiers:
     return Modifiers(window_size=window, max_seqlens=longest, **named)
 
 
-def canonical_window(
-    window: tuple[int, int], causal: bool, top_left: bool, seqlen_q: int, seqlen_k: int
-) -> tuple[tuple[int, int], bool]:
-    """The window without bounds that hide nothing, and the causal mask that is part of it."""
-    left, right = window
-    causal = causal or right == 0
-    if left >= (seqlen_q if top_left else seqlen_k) - 1:
-        left = -1
-    if causal or right >= (seqlen_k if top_left else seqlen_q) - 1:
-        right = -1
-    return (left, right), causal
-
-
 def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
     """Check the values of modifications against a checked q; those on a GPU are not looked at.
 
@@ -208,7 +195,8 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     return checks.empty_output(q, call.v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _backward_cuda(call: Backward) -> Tensors:
+def backward_by_kernel(call: Backward) -> Tensors:
+    """Gradients of q, k, v, the sinks and the bias table; an empty tensor stands for what is not wanted."""
     if checks.is_empty(call.q, call.k):
         return _backward_empty(call)
     gradients = attention_plan.attention_backward(
@@ -260,7 +248,7 @@ FORWARD_OP = define(
 BACKWARD_OP = define(
     "attention_modified_backward",
     Backward,
-    _backward_cuda,
+    backward_by_kernel,
     _backward_cpu,
     _backward_fake,
     results=5,
@@ -383,7 +371,9 @@ def attention(
     scale, causal, top_left, device_type = options
     values = dict(tensors)
     attention_checks.check_spans(values, (q.shape[2], k.shape[2]), window, causal)
-    window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
+    window, causal = attention_checks.canonical_window(
+        window, causal, top_left, q.shape[2], k.shape[2]
+    )
     if "attn_mask" in values:
         shape = (*q.shape[:3], k.shape[2])
         values["attn_mask"] = attention_checks.mask_of_pairs(values["attn_mask"], shape)
@@ -396,5 +386,5 @@ def attention(
         call = (*first, deterministic, *window, softcap, *bent, *last, *others)
         o, lse = FORWARD_OP(*call)
         if replay is not None:
-            replay.remember(call[3:7], modifiers_of(Forward(*call)))
+            replay.remember(modifiers_of(Forward(*call)))
     return (o, lse) if return_lse else o

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ...core.modifications import SPANNED
-from ...operations.attention.modified import Modifiers
 from ..shared.launch import Plan
 from ..shared.plain import Gradient, applier, are_plain, refuse_tangents, settings_of
-from . import plan as attention_plan
-from .checks import Options
-from .modified import BACKWARD_OP, UNPACKED, canonical_window
+from .modified import BACKWARD_OP, UNPACKED, Backward, backward_by_kernel
 from .modified_replay import Replay
-
-
-class _Call(NamedTuple):
-    """All that a call has beside the tensors that gradients are of, with a window that hides something."""
-
-    plan: Plan
-    replay: Replay | None  # None once it has been computed
-    options: Options
-    window: tuple[int, int]
-    softcap: float
-    deterministic: bool
-    return_lse: bool
 
 
 def run_modified(
@@ -38,10 +23,7 @@ def run_modified(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     q, k, v, *_ = replay.tensors
-    (scale, causal, top_left, device_type), window, softcap = replay.asked[2:5]
-    window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
-    options = (scale, causal, top_left, device_type)
-    call = _Call(plan, replay, options, window, softcap, deterministic, return_lse)
+    call = (plan, replay, deterministic, return_lse)
     results: Any = _apply(q, k, v, replay.named["sinks"], replay.named["bias_table"], call)
     return results  # type: ignore[no-any-return]
 
@@ -57,7 +39,7 @@ class ModifiedFunction(torch.autograd.Function):
         v: torch.Tensor,
         sinks: torch.Tensor | None,
         table: torch.Tensor | None,
-        call: _Call,
+        call: tuple[Plan, Replay, bool, bool],
     ) -> Any:
         """Launch the kernel and keep what gradients need.
 
@@ -68,17 +50,18 @@ class ModifiedFunction(torch.autograd.Function):
             v: see q.
             sinks: see q.
             table: see q.
-            call: all else.
+            call: the plan, the call, whether the gradients must be deterministic, and whether LSE is wanted.
         """
-        assert call.replay is not None
-        o, lse = call.plan.run(*call.replay.inputs)
-        named = call.replay.named
+        plan, replay, deterministic, return_lse = call
+        o, lse = plan.run(*replay.inputs)
+        named = replay.named
         others = (named["alibi_slopes"], named["attn_mask"], *map(named.get, SPANNED))
+        # Tensors are kept by torch, which says where they were overwritten.
         ctx.save_for_backward(q, k, v, o, lse, sinks, table, *others)
         ctx.set_materialize_grads(False)
-        # Tensors are kept by torch, which says where they were overwritten.
-        ctx.call = call._replace(replay=None)
-        return (o, lse) if call.return_lse else o
+        ctx.plan = plan
+        ctx.others = (*replay.options, deterministic, *replay.window, replay.softcap)
+        return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
@@ -86,50 +69,17 @@ class ModifiedFunction(torch.autograd.Function):
         if grad_o is None and grad_lse is None:
             return (None,) * 6
         *saved, sinks, table, slopes, mask, prefixes, ids = ctx.saved_tensors
-        plan, _, options, window, softcap, deterministic, _ = ctx.call
         wanted = ctx.needs_input_grad[4]
-        with settings_of(plan):
-            tensors = (grad_o, grad_lse, *saved)
-            bent = (sinks, table, slopes, mask, prefixes, ids)
-            if torch.is_grad_enabled() or not are_plain(*tensors, *bent):
-                refuse_tangents(*tensors, op="attention")
-                values = (*window, softcap, slopes, mask, sinks, *UNPACKED, table, wanted)
-                call = (*options, deterministic, *values, prefixes, ids)
-                *three, of_sinks, of_table = BACKWARD_OP(*tensors, *call)
+        values = (slopes, mask, sinks, *UNPACKED, table, wanted, prefixes, ids)
+        fields: Any = (grad_o, grad_lse, *saved, *ctx.others, *values)
+        with settings_of(ctx.plan):
+            if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
+                refuse_tangents(grad_o, grad_lse, *saved, op="attention")
+                gradients = BACKWARD_OP(*fields)
             else:
-                if mask is not None:
-                    mask = mask.expand(*saved[0].shape[:3], saved[1].shape[2])
-                modifiers = Modifiers(
-                    window_size=window,
-                    softcap=softcap,
-                    alibi_slopes=slopes,
-                    bias_table=table,
-                    attn_mask=mask,
-                    prefix_lens=prefixes,
-                    document_ids=ids,
-                    sinks=sinks,
-                )
-                *three, of_sinks, of_table = _beside_dispatcher(
-                    tensors, options, deterministic, modifiers, wanted
-                )
-        return (*three, of_sinks if sinks is not None else None, of_table if wanted else None, None)
-
-
-def _beside_dispatcher(
-    tensors: Any, options: Options, deterministic: bool, modifiers: Modifiers, wanted: bool
-) -> tuple[Gradient, ...]:
-    """Gradients of q, k, v, the sinks and the bias table; None of what is absent or not wanted."""
-    grad_o, grad_lse, *saved = tensors
-    q, k, v, o, lse = saved
-    dq, dk, dv, *of_values = attention_plan.attention_backward(
-        *(grad_o, grad_lse, q, k, v, o, lse),
-        options,
-        deterministic,
-        modifiers,
-        bias_gradient=wanted,
-    )
-    present = (modifiers.sinks is not None, wanted)
-    return dq, dk, dv, *(of_values.pop(0) if is_there else None for is_there in present)
+                gradients = backward_by_kernel(Backward(*fields))
+        dq, dk, dv, dsinks, dtable = gradients
+        return (dq, dk, dv, None if sinks is None else dsinks, dtable if wanted else None, None)
 
 
 _apply = applier(ModifiedFunction)

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...core.problem import is_pair
+from ...core.problem import NO_WINDOW, is_pair
 from ...operations.attention.modified import Modifiers
 from ..shared import plain
 from ..shared.launch import Plan
 from . import plan as attention_plan
-from .checks import Options
+from .checks import Options, canonical_window
 
 _OTHERS = ("alibi_slopes", "attn_mask")  # whose gradients are refused, or come from an op
 
@@ -26,6 +26,9 @@ class Replay(NamedTuple):
             scores, in the order of :attr:`.Modifiers.tensors`.
         bounds: the key bounds by their names.
         named: what bends scores by its names, None for absent tensors.
+        options: of the softmax, with the causal mask that is part of a window.
+        window: without bounds that hide nothing.
+        softcap: as it was asked for.
         differentiable: a gradient may be asked for.
     """
 
@@ -33,6 +36,9 @@ class Replay(NamedTuple):
     inputs: tuple[torch.Tensor | None, ...]
     bounds: Mapping[str, torch.Tensor | None]
     named: Mapping[str, torch.Tensor | None]
+    options: Options
+    window: tuple[int, int]
+    softcap: float
     differentiable: bool
 
     @property
@@ -83,34 +89,31 @@ class Replay(NamedTuple):
         ):
             return None
         q, k = inputs[:2]
+        valid = is_pair(window, -1) and q.dim() == k.dim() == 4
+        if not valid:
+            return None
         limits = tuple(name for name, x in bounds.items() if x is not None)
         asked = (q.shape, k.shape, options, window, softcap, present, limits, differentiable)
-        return cls(asked, inputs, bounds, named, differentiable)
+        scale, causal, top_left, device_type = options
+        hides, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
+        options = (scale, causal, top_left, device_type)
+        return cls(asked, inputs, bounds, named, options, hides, softcap, differentiable)
 
     @property
-    def is_of_window(self) -> bool:
-        """True where a window is all that may bend its scores, and is one that there can be."""
-        q, k, *others = self.tensors  # others: v alone
-        window, softcap = self.asked[3:5]
-        return (
-            softcap == 0.0 and len(others) == 1 and q.dim() == k.dim() == 4 and is_pair(window, -1)
-        )
+    def bends_nothing(self) -> bool:
+        """True where a window is all that might have bent its scores, and hides no key."""
+        return self.window == NO_WINDOW and self.softcap == 0.0 and len(self.inputs) == 3
 
     def find(self) -> Plan | None:
         """The plan of an earlier call like it; None without one. It leaves O and LSE."""
         return attention_plan.FORWARD_REPLAYS.find(self.asked, *self.tensors)
 
-    def remember(self, options: Options, modifiers: Modifiers) -> None:
-        """Keep the plan of this call, which has been computed; nothing where tensors are not those of one GPU.
-
-        Args:
-            options: as it was computed, with what is part of its window.
-            modifiers: likewise.
-        """
+    def remember(self, modifiers: Modifiers) -> None:
+        """Keep the plan of this call, which has been computed; nothing where tensors are not those of one GPU."""
         memory, tensors = attention_plan.FORWARD_REPLAYS, self.tensors
         if not memory.takes(*tensors):
             return
         assert [*modifiers.tensors] == [name for name, x in self.named.items() if x is not None]
         q, k, v = tensors[:3]
-        plan = attention_plan.forward_plan(q, k, v, options, True, self.bounds, modifiers)
+        plan = attention_plan.forward_plan(q, k, v, self.options, True, self.bounds, modifiers)
         memory.remember(self.asked, plan, *tensors)

@@ -220,9 +220,7 @@ def _three_passes_pay(c: Candidate) -> str | None:
 def _three_passes_of_modified_scores(c: Candidate) -> str | None:
     if knobs_of(c).decomposition != "three_pass" or not c.modifications:
         return None
-    return (
-        "three passes with score modifications failed a check on an H200: family sm80 serves them"
-    )
+    return "three passes with score modifications failed a check on an H200: warpgroups that share rows serve them"
 
 
 def _explicit_masks_pay(c: Candidate) -> str | None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -140,8 +141,8 @@ def attention_modified(
         return torch.cat([o for o, _ in pairs], dim=2), torch.cat([lse for _, lse in pairs], dim=2)
     of_entries = []
     with full_precision():
-        for entries, of_heads in _cuts(q, k, options):
-            blocks = [_Block(q, k, (entries, heads), modifiers, **options) for heads in of_heads]
+        for entries, of_heads in cuts(q, k, options):
+            blocks = [Block(q, k, (entries, heads), modifiers, **options) for heads in of_heads]
             results = [block.attend(*block.tensors(q, k, v, dtype)) for block in blocks]
             of_entries.append([torch.cat(part, dim=1) for part in zip(*results, strict=True)])
     o, lse = (torch.cat(part) for part in zip(*of_entries, strict=True))
@@ -176,10 +177,12 @@ def attention_modified_backward(
                 total += addend
         return dq, dk, dv, *of_values
     with torch.no_grad(), full_precision():
-        for entries, of_heads in _cuts(q, k, options):
+        for entries, of_heads in cuts(q, k, options):
             for heads in of_heads:
-                block = _Block(q, k, (entries, heads), modifiers, **options)
-                of_o, of_lse = map(block.of_queries, (grad_o, grad_lse))
+                block = Block(q, k, (entries, heads), modifiers, **options)
+                of_o, of_lse = (
+                    None if x is None else block.of_queries(x) for x in (grad_o, grad_lse)
+                )
                 results = block.differentiate(of_o, of_lse, *block.tensors(q, k, v, dtype))
                 dq[entries, block.queries], dk[entries, heads], dv[entries, heads] = results[:3]
                 for total, addend in zip(of_values, results[3:], strict=True):
@@ -187,8 +190,8 @@ def attention_modified_backward(
     return dq, dk, dv, *of_values
 
 
-def _cuts(
-    q: torch.Tensor, k: torch.Tensor, options: Mapping[str, Any]
+def cuts(
+    q: torch.Tensor, k: torch.Tensor, options: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[tuple[slice, list[slice]]]:
     """Batch entries that are taken at a time, one where there are key bounds, and the K/V heads of each such block."""
     batch, heads_kv, seqlen_k = k.shape[:3]
@@ -205,7 +208,7 @@ def _slices(count: int, at_once: int) -> list[slice]:
     return [slice(n, min(n + at_once, count)) for n in range(0, count, at_once)]
 
 
-class _Block:
+class Block:
     """Some batch entries and the query heads of some K/V heads: where their keys begin and end, and which a row sees.
 
     Scores are ``[entries, K/V heads, group, seqlen_q, keys]``.
@@ -233,10 +236,8 @@ class _Block:
         self._scale = k.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         self._causal, self._top_left = causal, causal_alignment == "top_left"
 
-    def of_queries(self, x: torch.Tensor | None) -> torch.Tensor | None:
+    def of_queries(self, x: torch.Tensor) -> torch.Tensor:
         """The block's part of a tensor of all query heads, with K/V heads and groups apart."""
-        if x is None:
-            return None
         part = x[self._entries, self.queries]
         heads = self._heads.stop - self._heads.start
         return part.reshape(len(part), heads, self._of_group[1], *part.shape[2:])
@@ -245,10 +246,8 @@ class _Block:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype
     ) -> Three:
         """The block's part of q, k and v, in a dtype."""
-        of_q = self.of_queries(q)
-        assert of_q is not None
         of_k, of_v = (x[self._entries, self._heads].to(dtype) for x in (k, v))
-        return of_q.to(dtype), of_k, of_v
+        return self.of_queries(q).to(dtype), of_k, of_v
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -317,20 +316,11 @@ class _Block:
         if modifiers.softcap:
             share = torch.tanh(s / modifiers.softcap)
             s, derivative = modifiers.softcap * share, 1.0 - share * share
-        if modifiers.alibi_slopes is not None:
-            slopes = modifiers.alibi_slopes.reshape(-1, *self._of_group)
-            slopes = (slopes[self._entries] if len(slopes) > 1 else slopes)[:, self._heads]
-            distances = self._past(s, self._end).abs()
-            bias = slopes[..., None, None].to(summing_dtype(s.dtype)) * distances
-            s = s - bias.to(s.dtype)
-        if modifiers.bias_table is not None:
-            entries = self._entries_of(s, modifiers.bias_table)
-            table = modifiers.bias_table.reshape(*self._of_group, -1)[self._heads]
-            s = s + table[..., entries].to(s.dtype)
-        hidden, mask = self._hidden(s), modifiers.attn_mask
+        for term in self.terms(s):
+            s = s + term
+        hidden, mask = self.hidden(s), modifiers.attn_mask
         if mask is not None:
             of_pairs = self.of_queries(mask[..., self._keys])
-            assert of_pairs is not None
             if of_pairs.dtype == torch.bool:
                 hidden = hidden | ~of_pairs
             else:
@@ -344,6 +334,19 @@ class _Block:
             empty = torch.zeros_like(empty)
         return s.masked_fill(empty, 0.0), empty, derivative  # 0: no NaN and no gradient
 
+    def terms(self, s: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The terms that slopes and a bias table add to scores, in their dtype."""
+        modifiers = self._modifiers
+        if modifiers.alibi_slopes is not None:
+            slopes = modifiers.alibi_slopes.reshape(-1, *self._of_group)
+            slopes = (slopes[self._entries] if len(slopes) > 1 else slopes)[:, self._heads]
+            distances = self._past(s, self._end).abs()
+            yield -(slopes[..., None, None].to(summing_dtype(s.dtype)) * distances).to(s.dtype)
+        if modifiers.bias_table is not None:
+            entries = self._entries_of(s, modifiers.bias_table)
+            table = modifiers.bias_table.reshape(*self._of_group, -1)[self._heads]
+            yield table[..., entries].to(s.dtype)
+
     def _past(self, s: torch.Tensor, end: int) -> torch.Tensor:
         """Distances of keys past the diagonal that ends at a key: ``[seqlen_q, keys]``."""
         rows = torch.arange(s.shape[3], device=s.device)[:, None]
@@ -355,8 +358,16 @@ class _Block:
         most = table.shape[1] // 2
         return self._past(s, self._end).clamp(-most, most) + most
 
-    def _hidden(self, s: torch.Tensor) -> torch.Tensor:
-        """The pairs that take no part: as scores, or broadcast to them."""
+    @property
+    def hides(self) -> bool:
+        """True where some pairs may take no part, whatever a mask says."""
+        modifiers = self._modifiers
+        spans = (modifiers.prefix_lens, modifiers.document_ids)
+        windowed = modifiers.window_size != NO_WINDOW
+        return self._causal or windowed or any(x is not None for x in spans)
+
+    def hidden(self, s: torch.Tensor) -> torch.Tensor:
+        """The pairs that take no part but for a mask's: as scores, or broadcast to them."""
         past = self._past(s, s.shape[3] if self._top_left else self._end)
         (left, right), prefixes, ids = (
             getattr(self._modifiers, x) for x in ("window_size", *SPANNED)
