@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.result_files import result
+from tests.snippets.pages import REPOSITORY
 from tests.unit.test_docs_figures import words_of
 
 
@@ -42,6 +43,17 @@ def test_masks_and_tables_are_as_the_log_says() -> None:
         for whose in ("ours", "efficient")
         for with_gradient in (", with its gradient", "")
     ]
+    ratios = {
+        (call["shape"], way): call["us"][f"ours {way}"] / call["us"][f"efficient {way}"]
+        for call in calls
+        for way in ("fwd", "step")
+    }
+    learned = [x for (shape, way), x in ratios.items() if "gradient" in shape and way == "step"]
+    others = {key: x for key, x in ratios.items() if "gradient" not in key[0]}
+    behind, even, ahead = (
+        sorted(x for (shape, _), x in others.items() if length in shape)
+        for length in ("s256", "s1024", "s2048")
+    )
     for sentence, figures in (
         (
             "at d256 {:.2f} to {:.2f} with windows, a softcap",
@@ -79,5 +91,14 @@ def test_masks_and_tables_are_as_the_log_says() -> None:
             "attention takes {:.1f} and {:.1f}.",
             steps,
         ),
+        ("is {:.1f} to {:.1f} times as fast with the gradient.", [min(learned), max(learned)]),
+        ("took {:.1f} to {:.1f} times as long as it, forward and steps;", [behind[0], behind[-1]]),
+        ("d64 it is even ({:.2f} to {:.2f}),", [even[0], even[-1]]),
+        ("ours has {:.1f} to {:.1f} times its speed.", [1 / ahead[-1], 1 / ahead[0]]),
     ):
         assert sentence.format(*figures) in text, sentence.format(*figures)
+    readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
+    assert (
+        f"took up to {behind[-1]:.1f} times less time in eager calls of 256 tokens, and "
+        f"{min(learned):.1f} to {max(learned):.1f} times less where an added mask gets a gradient"
+    ) in readme
