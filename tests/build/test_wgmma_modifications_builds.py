@@ -160,9 +160,9 @@ MISTAKES = {
         "varies = false;",
     ),
     "hidden_pairs_count": (
-        *("fused", "capped_window_and_bias", "common/bias_gradient.cuh"),
-        "if (column >= first && column < end) sum[i][j][2 * half + e] += ds;",
-        "sum[i][j][2 * half + e] += ds;",
+        *("fused", "capped_window_and_bias", "common/score_gradient.cuh"),
+        "if (column < first || column >= end) continue;",
+        "",
     ),
     "ends_exchanged": (
         *("fused", "biased", "common/bias_gradient.cuh"),

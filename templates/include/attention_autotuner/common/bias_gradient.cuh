@@ -7,35 +7,26 @@
 // element, in registers, and adds along diagonals once, at its end. Tiles that are D or more from the diagonal
 // altogether share an entry, and CTAs of either side add up all of these. What CTAs have found goes to the workspace,
 // which a second kernel adds in a fixed order: the result is the same bits every time.
-//
-// Layouts: see common/warp_mma.cuh (fragments) and common/tile.cuh (shared memory). Eight warps share a tile as four
-// blocks of 32 queries by two of 64 keys.
 #pragma once
 
 #include <cstdint>
 
-#include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/score_gradient.cuh"
 #include "attention_autotuner/common/sequences.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
-#include "attention_autotuner/common/tensors.cuh"
 #include "attention_autotuner/common/threads.cuh"
-#include "attention_autotuner/common/tile.cuh"
-#include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/score/modifications.cuh"
 
 namespace attention_autotuner {
 
-inline constexpr int kBiasTile = 128;  // queries and keys
-inline constexpr int kBiasThreads = 256;
-inline constexpr int kBiasDiagonals = 2 * kBiasTile - 1;  // of a tile
-inline constexpr int kBiasSums = kBiasDiagonals + 3;      // of a CTA: diagonals, the far sides, padding
-inline constexpr int kBiasLine = kBiasTile + 8;           // floats of a row of dS on its way to sums of diagonals
-inline constexpr int kBiasCtas = 1024;                    // or more, of a pass over near or far tiles
-static_assert(kLseDeltaPadding % kBiasTile == 0, "blocks of queries have rows of LSE and delta");
+inline constexpr int kBiasDiagonals = 2 * kScoreTile - 1;  // of a tile
+inline constexpr int kBiasSums = kBiasDiagonals + 3;       // of a CTA: diagonals, the far sides, padding
+inline constexpr int kBiasLine = kScoreTile + 8;           // floats of a row of dS on its way to sums of diagonals
+inline constexpr int kBiasCtas = 1024;                     // or more, of a pass over near or far tiles
 
 // The CTAs of a launch, head by head: `near_parts` for each of `near` tiles from t = `first_near` on, then `far_parts`
 // for the tiles before these and as many for those behind. Parts share the blocks of queries.
@@ -49,115 +40,34 @@ struct BiasGradientList {
 };
 
 template <typename Config>
-struct BiasGradientWarp {
-  using Element = typename Config::Element;
-  using Modifications = typename ModificationsOf<Config>::Type;
-  using Arguments = ArgumentsOf<Config>;
-  static constexpr int slice_of(int dim) { return dim % 64 == 0 ? 64 : dim % 32 == 0 ? 32 : 16; }
-  static constexpr int kSliceQK = slice_of(Config::kPaddedDimQK), kSliceV = slice_of(Config::kPaddedDimV);
-  static constexpr int kTileBytes = kBiasTile * maximum(kSliceQK, kSliceV) * kElementBytes;
-  static constexpr int kStageBytes = 2 * kTileBytes;  // rows of queries, rows of keys
-  static constexpr int kSmemBytes = maximum(2 * kStageBytes, kBiasTile / 2 * kBiasLine * int(sizeof(float)));
-  using Scores = Accumulators<2, 8>;
+struct BiasGradientWarp : ScoreGradientTile<Config> {
+  using Base = ScoreGradientTile<Config>;
+  using Arguments = typename Base::Arguments;
+  using Base::smem;
+  using Base::sum;
+  using Base::warp_column;
+  using Base::warp_row;
+  static constexpr int kSmemBytes = maximum(Base::kSmemBytes, kScoreTile / 2 * kBiasLine * int(sizeof(float)));
 
-  uint32_t const smem;
-  int const head, kv_head;
-  Scores sum;
-
-  __device__ __forceinline__ static int warp_row() { return thread_index() / 32 % 4 * 32; }
-  __device__ __forceinline__ static int warp_column() { return thread_index() / 128 * 64; }
-
-  // 128 rows of a slice of columns; what the tensor does not have arrives as zeros.
-  template <int Slice>
-  __device__ __forceinline__ static void copy_rows(uint32_t tile, attention_autotuner_tensor const& tensor, int batch,
-                                                   int head, int row0, int rows, int column0, int columns) {
-    using Tile = SmemTile<kBiasTile, Slice, false>;
-    Element const* const source = head_data<Element>(tensor, batch, head);
-#pragma unroll
-    for (int pass = 0; pass < kBiasTile * Slice / kChunk / kBiasThreads; ++pass) {
-      int const unit = pass * kBiasThreads + thread_index();
-      int const row = unit / (Slice / kChunk), column = unit % (Slice / kChunk) * kChunk;
-      bool const exists = row0 + row >= 0 && row0 + row < rows && column0 + column < columns;
-      copy_chunk<Config::kCopyBytes>(tile + Tile::offset(row, column),
-                                     exists ? source + (row0 + row) * tensor.stride_row + column0 + column : source,
-                                     exists);
-    }
-  }
-  // result = A B^T, slice by slice of what it sums over: rows of queries A and rows of keys B.
-  template <int Slice, int Depth>
-  __device__ __forceinline__ void multiply(Scores& result, attention_autotuner_tensor const& a,
-                                           attention_autotuner_tensor const& b, int batch, int row, int rows, int key,
-                                           int keys, int columns) const {
-    using Tile = SmemTile<kBiasTile, Slice, false>;
-    constexpr int kSlices = Depth / Slice;
-    auto fetch = [&](int slice) {
-      uint32_t const stage = smem + slice % 2 * kStageBytes;
-      copy_rows<Slice>(stage, a, batch, head, row, rows, slice * Slice, columns);
-      copy_rows<Slice>(stage + kTileBytes, b, batch, kv_head, key, keys, slice * Slice, columns);
-      cp_async_fence();
-    };
-    LaneRow const of_a = lane_row_a(lane_here()), of_b = lane_row_b(lane_here());
-    uint32_t const queries = smem + Tile::offset(warp_row() + of_a.row, of_a.column);
-    uint32_t const others = smem + kTileBytes + Tile::offset(warp_column() + of_b.row, of_b.column);
-    clear(result);
-    fetch(0);
-    int const slices = recompute_here(kSlices);  // a loop even of one, from which the compiler moves nothing
-#pragma unroll 1
-    for (int slice = 0; slice < slices; ++slice) {
-      if (slice + 1 < slices) {
-        fetch(slice + 1);
-        cp_async_wait<1>();
-      } else {
-        cp_async_wait<0>();
-      }
-      __syncthreads();
-      int const stage = slice % 2 * kStageBytes;
-      gemm<Element, Tile, Tile, Slice / 16>(result, queries + stage, others + stage, [](int) {});
-      __syncthreads();  // the stage is free
-    }
-  }
-  // Adds dS of a tile.
-  __device__ __forceinline__ void add_tile(Arguments const& arguments, Modifications const& modifications, int batch,
-                                           int row0, int key0) {
-    auto const& p = arguments.params;
-    Scores s, dp;
-    multiply<kSliceQK, Config::kPaddedDimQK>(s, p.q, p.k, batch, row0, p.seqlen_q, key0, p.seqlen_k, p.dim_qk);
-    multiply<kSliceV, Config::kPaddedDimV>(dp, p.dout, p.v, batch, row0, p.seqlen_q, key0, p.seqlen_k, p.dim_v);
-    int const diagonal = p.seqlen_k - p.seqlen_q, column0 = key0 + warp_column() + 2 * (lane_here() & 3);
-    int64_t const values = arguments.lse_delta_offset(batch, head);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;
-        float const base = arguments.base[values + row], shift = arguments.shift[values + row];
-        int const first = arguments.first_key(row), end = arguments.visible_keys(row);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            int const column = column0 + 8 * j + e, past = column - row - diagonal;
-            float const score =
-                modifications.apply(s[i][j][2 * half + e] * arguments.c, {row, maximum(column, 0), float(-past), past});
-            float const ds = exp2_approximate(score - base) * (dp[i][j][2 * half + e] + shift);
-            if (column >= first && column < end) sum[i][j][2 * half + e] += ds;
-          }
-        }
-      }
-    }
-  }
   // Adds the tiles of a block of queries from t = `begin` up to `end` that have visible keys.
-  __device__ __forceinline__ void add_block(Arguments const& arguments, int batch, int block, int begin, int end) {
+  __device__ __forceinline__ void add_block(Arguments const& arguments, int batch, int head, int block, int begin,
+                                            int end) {
     auto const& p = arguments.params;
-    int const row0 = block * kBiasTile, origin = row0 + p.seqlen_k - p.seqlen_q;
-    int const last = minimum(row0 + kBiasTile, int(p.seqlen_q)) - 1;
+    int const row0 = block * kScoreTile, origin = row0 + p.seqlen_k - p.seqlen_q;
+    int const last = minimum(row0 + kScoreTile, int(p.seqlen_q)) - 1;
     int const first_key = arguments.first_key(row0), end_key = arguments.visible_keys(last);
     if (first_key >= end_key) return;
     begin = maximum(begin, (first_key - origin) >> 7);
-    end = minimum(end, (end_key - origin + kBiasTile - 1) >> 7);
-    Modifications const modifications(p, batch, head);
+    end = minimum(end, (end_key - origin + kScoreTile - 1) >> 7);
+    if (begin >= end) return;
+    ScoreTilePlace here{batch, head, row0, origin + kScoreTile * begin};
+    this->begin(arguments, here);
 #pragma unroll 1
-    for (int t = begin; t < end; ++t) add_tile(arguments, modifications, batch, row0, origin + kBiasTile * t);
+    for (int t = begin; t < end; ++t) {
+      ScoreTilePlace const next{batch, head, row0, here.key + kScoreTile};
+      this->add_tile(arguments, here, t + 1 < end, next);
+      here = next;
+    }
   }
   // The sum along diagonal `thread_index()` of the tile, of which the first is that of its last row and first column.
   __device__ __forceinline__ float sum_diagonal() const {
@@ -165,12 +75,12 @@ struct BiasGradientWarp {
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       __syncthreads();
-      if (warp_row() / (kBiasTile / 2) == upper) {
+      if (warp_row() / (kScoreTile / 2) == upper) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            int const row = warp_row() % (kBiasTile / 2) + 16 * i + 8 * half + lane_here() / 4;
+            int const row = warp_row() % (kScoreTile / 2) + 16 * i + 8 * half + lane_here() / 4;
             uint32_t const line = smem + 4 * (row * kBiasLine + warp_column() + 2 * (lane_here() & 3));
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
@@ -180,9 +90,9 @@ struct BiasGradientWarp {
         }
       }
       __syncthreads();
-      for (int row = 0; row < kBiasTile / 2; ++row) {
-        int const column = upper * (kBiasTile / 2) + row + thread_index() - (kBiasTile - 1);
-        if (column >= 0 && column < kBiasTile) total += load_shared_float(smem + 4 * (row * kBiasLine + column));
+      for (int row = 0; row < kScoreTile / 2; ++row) {
+        int const column = upper * (kScoreTile / 2) + row + thread_index() - (kScoreTile - 1);
+        if (column >= 0 && column < kScoreTile) total += load_shared_float(smem + 4 * (row * kBiasLine + column));
       }
     }
     return total;
@@ -197,12 +107,12 @@ __device__ __forceinline__ float sum_threads(uint32_t smem, float value) {
   if (lane_here() == 0) store_shared(smem + thread_index() / 32 * 4, __float_as_uint(value));
   __syncthreads();
   value = 0.0f;
-  for (int warp = 0; warp < kBiasThreads / 32; ++warp) value += load_shared_float(smem + 4 * warp);
+  for (int warp = 0; warp < kScoreThreads / 32; ++warp) value += load_shared_float(smem + 4 * warp);
   return value;
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kBiasThreads)
+__global__ void __launch_bounds__(kScoreThreads)
     backward_bias_sums(ArgumentsOf<Config> const __grid_constant__ arguments,
                        BiasGradientList const __grid_constant__ list) {
   extern __shared__ __align__(128) char smem_bytes[];
@@ -215,23 +125,23 @@ __global__ void __launch_bounds__(kBiasThreads)
   int const begin = is_near ? t : before ? -kUnbounded : list.first_near + list.near;
   int const end = is_near ? t + 1 : before ? list.first_near : kUnbounded;
 
-  BiasGradientWarp<Config> warp{shared_address(smem_bytes), head, head / (p.heads_q / p.heads_kv)};
+  BiasGradientWarp<Config> warp{{shared_address(smem_bytes), 0}};
   clear(warp.sum);
 #pragma unroll 1
   for (int block = part; block < list.blocks; block += sharing) {
     if constexpr (kIsPacked<Config>) {
-      auto const at = find_block<kBiasTile>(CuSeqlens::of_queries(p), block);
+      auto const at = find_block<kScoreTile>(CuSeqlens::of_queries(p), block);
       if (!at.exists) continue;
       ArgumentsOf<Config> shown = arguments;
       show_sequence_to_backward<true>(shown, at.sequence);
-      warp.add_block(shown, 0, at.block, begin, end);
+      warp.add_block(shown, 0, head, at.block, begin, end);
     } else {
-      warp.add_block(arguments, block / list.row_blocks, block % list.row_blocks, begin, end);
+      warp.add_block(arguments, block / list.row_blocks, head, block % list.row_blocks, begin, end);
     }
   }
 
   float const along = warp.sum_diagonal();
-  int const past = kBiasTile * t + thread_index() - (kBiasTile - 1);
+  int const past = kScoreTile * t + thread_index() - (kScoreTile - 1);
   bool const low = is_near ? past <= -p.bias_distance : before;
   bool const high = !low && (!is_near || past >= p.bias_distance);
   float* const sums = list.sums + int64_t(block_index()) * kBiasSums;
@@ -247,22 +157,22 @@ __global__ void __launch_bounds__(kBiasThreads)
 
 // Entries of a head, 256 for each CTA, then one for the two ends.
 template <typename Config>
-__global__ void __launch_bounds__(kBiasThreads)
+__global__ void __launch_bounds__(kScoreThreads)
     backward_bias_gradient(ArgumentsOf<Config> const __grid_constant__ arguments,
                            BiasGradientList const __grid_constant__ list) {
   extern __shared__ __align__(128) char smem_bytes[];
   auto const& p = arguments.params;
   int const distance = p.bias_distance, entries = 2 * distance + 1;
-  int const ctas = divide_up(entries, kBiasThreads) + 1, head = block_index() / ctas, cta = block_index() % ctas;
+  int const ctas = divide_up(entries, kScoreThreads) + 1, head = block_index() / ctas, cta = block_index() % ctas;
   float const* const sums = list.sums + int64_t(head) * list.ctas() * kBiasSums;
   float* const result = p.dbias_table + int64_t(head) * entries;
   if (cta < ctas - 1) {
-    int const entry = cta * kBiasThreads + thread_index(), past = entry - distance;
+    int const entry = cta * kScoreThreads + thread_index(), past = entry - distance;
     if (entry < 1 || entry >= entries - 1) return;
     float total = 0.0f;
     // Of the tiles that have it.
-    for (int t = past >> 7; t <= (past + kBiasTile - 1) >> 7; ++t) {
-      int const diagonal = past - kBiasTile * t + kBiasTile - 1, tile = t - list.first_near;
+    for (int t = past >> 7; t <= (past + kScoreTile - 1) >> 7; ++t) {
+      int const diagonal = past - kScoreTile * t + kScoreTile - 1, tile = t - list.first_near;
       if (diagonal < 0 || diagonal >= kBiasDiagonals || tile < 0 || tile >= list.near) continue;
 #pragma unroll 4
       for (int part = 0; part < list.near_parts; ++part) {
@@ -273,7 +183,7 @@ __global__ void __launch_bounds__(kBiasThreads)
     return;
   }
   float low = 0.0f, high = 0.0f;
-  for (int other = thread_index(); other < list.ctas(); other += kBiasThreads) {
+  for (int other = thread_index(); other < list.ctas(); other += kScoreThreads) {
     low += sums[int64_t(other) * kBiasSums + kBiasDiagonals];
     high += sums[int64_t(other) * kBiasSums + kBiasDiagonals + 1];
   }
@@ -292,15 +202,15 @@ struct BiasGradient {
   using Params = typename AbiParams<BackwardParamsOf<Config>>::Type;
   static constexpr bool kHas = kHasBiasTable<Config>;
   static_assert(!kHas || !kIsSpanned<Config>, "documents and prefixes take no table of biases");
-  static constexpr int kReduceSmemBytes = kBiasThreads / 32 * int(sizeof(float));
+  static constexpr int kReduceSmemBytes = kScoreThreads / 32 * int(sizeof(float));
 
   static int32_t prepare(int32_t device) {
     if constexpr (kHas) {
       int resident = 0;
       constexpr int kSmemBytes = BiasGradientWarp<Config>::kSmemBytes;
-      int32_t const status = prepare_kernel(backward_bias_sums<Config>, kBiasThreads, kSmemBytes, device, &resident);
+      int32_t const status = prepare_kernel(backward_bias_sums<Config>, kScoreThreads, kSmemBytes, device, &resident);
       if (status != ATTENTION_AUTOTUNER_OK) return status;
-      return prepare_kernel(backward_bias_gradient<Config>, kBiasThreads, kReduceSmemBytes, device, &resident);
+      return prepare_kernel(backward_bias_gradient<Config>, kScoreThreads, kReduceSmemBytes, device, &resident);
     }
     return ATTENTION_AUTOTUNER_OK;
   }
@@ -309,11 +219,11 @@ struct BiasGradient {
     BiasGradientList list{};
     if constexpr (kHas) {
       int const rows = rows_of_queries<kPacked>(p), keys = rows_of_keys<kPacked>(p);
-      list.row_blocks = divide_up(rows, kBiasTile);
-      list.blocks = kPacked ? count_blocks(rows, p.batch, kBiasTile) : list.row_blocks * p.batch;
+      list.row_blocks = divide_up(rows, kScoreTile);
+      list.blocks = kPacked ? count_blocks(rows, p.batch, kScoreTile) : list.row_blocks * p.batch;
       // Tiles with an entry of their own, of those that any sequence has.
-      int const reach = (p.bias_distance + kBiasTile - 2) / kBiasTile;
-      list.first_near = -minimum(reach, divide_up(keys, kBiasTile));
+      int const reach = (p.bias_distance + kScoreTile - 2) / kScoreTile;
+      list.first_near = -minimum(reach, divide_up(keys, kScoreTile));
       list.near = minimum(reach, list.row_blocks) - list.first_near + 1;
       list.near_parts = minimum(list.blocks, divide_up(kBiasCtas, p.heads_q * list.near));
       list.far_parts = minimum(list.blocks, divide_up(kBiasCtas, p.heads_q));
@@ -335,13 +245,13 @@ struct BiasGradient {
       if (p.dbias_table == nullptr) return ATTENTION_AUTOTUNER_OK;
       BiasGradientList const list = list_of(p, sums);
       int64_t const ctas = int64_t(p.heads_q) * list.ctas();
-      int64_t const reducing = int64_t(p.heads_q) * (divide_up(2 * p.bias_distance + 1, kBiasThreads) + 1);
+      int64_t const reducing = int64_t(p.heads_q) * (divide_up(2 * p.bias_distance + 1, kScoreThreads) + 1);
       if (ctas > INT32_MAX || reducing > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
       backward_bias_sums<Config>
-          <<<int(ctas), kBiasThreads, BiasGradientWarp<Config>::kSmemBytes, stream>>>(arguments, list);
+          <<<int(ctas), kScoreThreads, BiasGradientWarp<Config>::kSmemBytes, stream>>>(arguments, list);
       cudaError_t const error = cudaGetLastError();
       if (error != cudaSuccess) return cuda_status(error);
-      backward_bias_gradient<Config><<<int(reducing), kBiasThreads, kReduceSmemBytes, stream>>>(arguments, list);
+      backward_bias_gradient<Config><<<int(reducing), kScoreThreads, kReduceSmemBytes, stream>>>(arguments, list);
       return cuda_status(cudaGetLastError());
     }
     return ATTENTION_AUTOTUNER_OK;

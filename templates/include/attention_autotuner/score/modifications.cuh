@@ -109,12 +109,14 @@ struct BiasTable : PlainModification {
   }
 };
 
-// A tensor for every pair: bytes that hide keys, or numbers that are added.
+// A tensor for every pair: bytes that hide keys, or numbers that are added to scores that are otherwise as the softmax
+// takes them. Kernels read it in patches, see score/mask_patch.cuh.
 struct AttnMask : PlainModification {
   static constexpr int kKinds = 4;  // see abi.h
   char const* data;
   int64_t stride_row, stride_column;
   int rows, columns, kind;
+  bool in_pairs;  // bytes or 16-bit numbers of two keys, the first of an even place, may be read at a time
 
   template <typename Params>
   __device__ __forceinline__ AttnMask(Params const& params, int batch, int head)
@@ -125,20 +127,8 @@ struct AttnMask : PlainModification {
         kind(params.attn_mask_kind) {
     int64_t const first = batch * params.attn_mask.stride_batch + head * params.attn_mask.stride_head;
     data = static_cast<char const*>(params.attn_mask.data) + first * (kind == 0 ? 1 : kind == 1 ? 4 : 2);
-  }
-  __device__ __forceinline__ float apply(float score, ScorePlace const& at) const {
-    if (at.row >= rows || at.column >= columns) return score;
-    int64_t const place = at.row * stride_row + at.column * stride_column;
-    if (kind == 0) return data[place] ? score : minus_infinity();
-    float added;
-    if (kind == 1) {
-      added = reinterpret_cast<float const*>(data)[place];
-    } else if (kind == 2) {
-      added = __half2float(reinterpret_cast<__half const*>(data)[place]);
-    } else {
-      added = __bfloat162float(reinterpret_cast<__nv_bfloat16 const*>(data)[place]);
-    }
-    return fmaf(added, kLog2E, score);
+    in_pairs = kind != 1 && stride_column == 1 && (columns | stride_row) % 2 == 0 &&
+               reinterpret_cast<uintptr_t>(data) % (kind == 0 ? 2 : 4) == 0;
   }
 };
 
@@ -204,6 +194,8 @@ inline constexpr bool kBendsScores = ModificationsOf<Config>::Type::kCount > int
 
 template <typename Config>
 inline constexpr bool kHasBiasTable = ModificationsOf<Config>::Type::template kHas<BiasTable>;
+template <typename Config>
+inline constexpr bool kHasAttnMask = ModificationsOf<Config>::Type::template kHas<AttnMask>;
 
 // Whether params have windows. Kernels of these find them as with_window leaves them.
 template <typename Params, typename = void>

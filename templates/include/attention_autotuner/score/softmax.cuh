@@ -14,6 +14,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/score/mask_patch.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
@@ -132,6 +133,8 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
         if constexpr (T::kPackGqa) {
           modifications = typename T::Modifications(w.params, tile.batch, w.head_of(tile, row_in_block));
         }
+        MaskPatch<typename T::Modifications, 1, T::kKeyTiles> mask;
+        mask.read(modifications, row, column0);
         int const before = row + w.range.diagonal - column0;
         float const distance = float(before);
 #pragma unroll
@@ -141,7 +144,7 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
             int const column = 8 * j + e;
             float& score = s[i][j][2 * half + e];
             ScorePlace const place{row, column0 + column, distance - float(column), column - before};
-            score = modifications.apply(score * w.c, place);
+            score = mask.apply(modifications.apply(score * w.c, place), 0, j, e);
           }
         }
       }

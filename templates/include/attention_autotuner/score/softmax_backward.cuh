@@ -6,6 +6,7 @@
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/score/lse_delta.cuh"
+#include "attention_autotuner/score/mask_patch.cuh"
 #include "attention_autotuner/score/modifications.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
@@ -16,6 +17,8 @@ template <typename T, bool kModified = T::kModified>
 struct Modifier {
   static constexpr bool kHasDerivative = false;
   struct Derivatives {};
+  template <bool kKeysAreRows>
+  struct Patch {};
 
   template <typename... Where>
   __device__ __forceinline__ static Modifier of_keys(Where const&...) {
@@ -25,6 +28,8 @@ struct Modifier {
   __device__ __forceinline__ static Modifier of_rows(Warp const&) {
     return {};
   }
+  template <typename Patch>
+  __device__ __forceinline__ static void read(Patch const&, int) {}
 };
 
 template <typename T>
@@ -38,6 +43,10 @@ struct Modifier<T, true> {
 
     __device__ __forceinline__ float& at(int i, int j, int e) { return values[kHasDerivative ? i : 0][j][e]; }
   };
+
+  // What a mask adds to them.
+  template <bool kKeysAreRows>
+  using Patch = MaskPatch<Modifications, 2 * T::kRowTiles, 2, kKeysAreRows>;
 
   Modifications modifications;
   float c;
@@ -64,6 +73,12 @@ struct Modifier<T, true> {
             T::kByQueries ? column : row};
   }
 
+  // Reads what is added to the scores of sixteen columns of accumulators, from `column` after the first on.
+  template <bool kKeysAreRows>
+  __device__ __forceinline__ void read(Patch<kKeysAreRows>& patch, int column) const {
+    int const row_of_first = kKeysAreRows ? first.column : first.row;
+    patch.read(modifications, row_of_first, (kKeysAreRows ? first.row : first.column) + column);
+  }
   // The score of so many rows and columns further, in powers of two.
   __device__ __forceinline__ float apply(float score, int rows, int columns, float& derivative) const {
     ScorePlace const at{first.row + rows, first.column + columns, first.distance + float(rows - columns),
@@ -97,6 +112,8 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
     typename Modifier<T>::Derivatives derivatives;
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
+      typename Modifier<T>::template Patch<true> patch;
+      modifier.read(patch, 16 * step);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const j = 2 * step + half;
@@ -108,7 +125,8 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
             if constexpr (T::kModified) {
               float const score =
                   modifier.apply(s[i][j][e], 8 * j + e % 2, 16 * i + 8 * (e / 2), derivatives.at(i, half, e));
-              s[i][j][e] = exp2_approximate(score - (e % 2 == 0 ? l.x : l.y));
+              float const base = e % 2 == 0 ? l.x : l.y;
+              s[i][j][e] = exp2_approximate(patch.apply(score - base, 2 * i + e / 2, half, e % 2));
             } else {
               s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], w.arguments.c, e % 2 == 0 ? -l.x : -l.y));
             }
@@ -228,6 +246,8 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
     uint32_t const lse2_address = w.lse_delta(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3);
     auto const modifier = Modifier<T>::of_rows(w);
     typename Modifier<T>::Derivatives derivatives;
+    typename Modifier<T>::template Patch<!T::kByQueries> patch;
+    modifier.read(patch, 16 * step);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const j = 2 * step + half;
@@ -247,7 +267,7 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
             int const row = 16 * i + 8 * (e / 2), column = 8 * j + e % 2;
             float const score = modifier.apply(s[i][j][e], T::kByQueries ? row : column, T::kByQueries ? column : row,
                                                derivatives.at(i, half, e));
-            s[i][j][e] = exp2_approximate(score - base);
+            s[i][j][e] = exp2_approximate(patch.apply(score - base, 2 * i + e / 2, half, e % 2));
           } else {
             s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], w.arguments.c, -base));
           }
