@@ -128,6 +128,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "bias of near pairs and sinks": {"bias": 5, "sinks": True, "softcap": 2.0},
     "mask": {"attn_mask": (1, 8, 777, 1021)},
     "mask of all heads and a window": {"attn_mask": (2, 1, 777, 1021), "window_size": (500, 0)},
+    "mask of keys": {"attn_mask": (2, 1, 1, 1021)},
+    "mask of queries and softcap": {"attn_mask": (1, 8, 777, 1), "softcap": 2.0},
+    "mask of pairs": {"attn_mask": (2, 8, 777, 1021)},
 }
 
 
@@ -139,6 +142,8 @@ OF_CALLS: dict[str, dict[str, Any]] = {
     "alibi and sinks": {"modifications": ("alibi_slopes", "sinks")},
     "bias": KINDS["bias"],
     "bias and sinks": {"modifications": ("softcap", "bias_table", "sinks")},
+    "mask": {"modifications": ("attn_mask",)},
+    "mask and softcap": {"modifications": ("softcap", "attn_mask")},
     "none": {},
 }
 PROBLEMS: list[Problem] = [
@@ -198,12 +203,15 @@ def test_results_and_gradients_against_fp64(
         assert comparison, comparison.reason
 
 
-def test_the_gradient_of_a_table_is_the_same_bits_each_time(device: torch.device) -> None:
+@pytest.mark.parametrize(("name", "shape"), [("bias", (8, 2 * 100 + 1)), ("attn_mask", (777, 777))])
+def test_gradients_of_what_is_added_are_the_same_bits_each_time(
+    name: str, shape: tuple[int, ...], device: torch.device
+) -> None:
     q, k, v = (torch.randn(2, 8, 777, 128, device=device, dtype=torch.float16) for _ in range(3))
-    table = torch.randn(8, 2 * 100 + 1, device=device, requires_grad=True)
-    o = flash_attn_func(q, k, v, causal=True, bias=table)
+    added = torch.randn(shape, device=device, requires_grad=True)
+    o = as_untyped(q, k, v, causal=True, **{name: added})
     o_grad = torch.randn_like(o)
-    first, second = (torch.autograd.grad(o, table, o_grad, retain_graph=True) for _ in range(2))
+    first, second = (torch.autograd.grad(o, added, o_grad, retain_graph=True) for _ in range(2))
     assert first[0].any()
     assert torch.equal(first[0], second[0])
 
@@ -224,7 +232,7 @@ def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
 
 
-@pytest.mark.parametrize("name", ["window", "sinks", "bias", "mask"])
+@pytest.mark.parametrize("name", ["window", "sinks", "bias", "mask", "added"])
 def test_warm_calls_are_replayed(
     name: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
@@ -237,6 +245,7 @@ def test_warm_calls_are_replayed(
         "sinks": {"sinks": make(4, dtype=torch.float32)},
         "bias": {"bias": make(4, 65, dtype=torch.float32)},
         "mask": {"attn_mask": torch.rand(256, 256, device=device) > 0.2},
+        "added": {"attn_mask": make(256, 256)},
     }
     options = cases[name]
     leaves += [x for x in options.values() if torch.is_tensor(x) and x.requires_grad]

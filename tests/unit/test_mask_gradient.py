@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import attention_autotuner
-from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.operations.attention import modified
 from tests.numerics.score_modifications import formula
 
@@ -122,7 +121,7 @@ def test_documents_and_prefixes_hide_pairs_from_it() -> None:
     assert gradient[seen].count_nonzero() > 40
 
 
-def test_second_derivatives_pass_through_the_mask_and_not_through_its_gradient() -> None:
+def test_second_derivatives_pass_through_the_mask_and_its_gradient() -> None:
     leaves = leaves_of((SEQLEN_Q, SEQLEN_K))
     mask = torch.randn(SEQLEN_Q, SEQLEN_K).requires_grad_()
     o = flash_attn_func(*leaves[:3], attn_mask=mask)
@@ -132,11 +131,14 @@ def test_second_derivatives_pass_through_the_mask_and_not_through_its_gradient()
     (mixed,) = torch.autograd.grad(of_q.float().square().sum(), mask, retain_graph=True)
     x, m = leaves[0].detach().double().requires_grad_(), mask.detach().double().requires_grad_()
     exact = formula(x, leaves[1].detach(), leaves[2].detach(), attn_mask=m)[0]
-    (by_x,) = torch.autograd.grad(exact.square().sum(), x, create_graph=True)
-    (wanted,) = torch.autograd.grad(by_x.square().sum(), m)
+    by_x, by_mask = torch.autograd.grad(exact.square().sum(), [x, m], create_graph=True)
+    (wanted,) = torch.autograd.grad(by_x.square().sum(), m, retain_graph=True)
     torch.testing.assert_close(mixed.double(), wanted, atol=2e-2, rtol=2e-2)
-    with pytest.raises(UnsupportedProblemError, match="attn_mask has no derivative"):
-        of_mask.sum().backward()
+    of_both = torch.autograd.grad(of_mask.sin().sum(), [leaves[0], mask])
+    for again, exactly in zip(
+        of_both, torch.autograd.grad(by_mask.sin().sum(), [x, m]), strict=True
+    ):
+        torch.testing.assert_close(again.double(), exactly, atol=2e-2, rtol=2e-2)
 
 
 def test_a_compiled_call_has_it() -> None:

@@ -22,6 +22,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": torch.linspace(-1, 1, 4)},
     "table": {"bias": torch.linspace(-1, 1, 4 * 9).view(4, 9), "sinks": torch.ones(4)},
     "mask": {"attn_mask": torch.eye(12).flip(0) - torch.eye(12), "causal": True},
+    "mask of heads": {"attn_mask": torch.linspace(-1, 1, 4 * 12).view(4, 1, 12), "softcap": 2.0},
+    "boolean mask": {"attn_mask": torch.eye(12).flip(0) == 0},
     "documents": {"document_ids": torch.arange(12, dtype=torch.int32).div(5).int().expand(2, -1)},
 }
 
@@ -60,7 +62,9 @@ def leaves_of(options: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, An
     generator = torch.Generator().manual_seed(1)
     three = [torch.randn(SHAPE, generator=generator).half() for _ in range(3)]
     learned: dict[str, Any] = {
-        name: options[name].clone() for name in ("sinks", "bias") if name in options
+        name: options[name].clone()
+        for name in ("sinks", "bias", "attn_mask")
+        if name in options and options[name].is_floating_point()
     }
     if "document_ids" in options:
         learned["document_ids"] = options["document_ids"].clone()  # contiguous

@@ -473,6 +473,7 @@ def test_every_field_of_the_params_is_filled(
         "attn_mask_kind": 0,
         "alibi_slopes": None,
         **dict.fromkeys(("sinks", "dsinks", "bias_table", "dbias_table")),
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", *SPANNED)),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", *SPANNED, "dattn_mask")),
         **dict.fromkeys(("total_q", "total_k", "causal_from_end", "bias_distance"), 0),
+        "attn_mask_summed": 0,
     }

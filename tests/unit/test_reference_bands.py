@@ -58,6 +58,7 @@ def outputs() -> dict[str, tuple[int, ...]]:
         "dk": (p.batch, p.heads_kv, p.seqlen_k, p.dim_qk),
         "dv": (p.batch, p.heads_kv, p.seqlen_k, p.dim_v),
         "dmask": (p.heads_q, p.seqlen_q, p.seqlen_k),
+        "dattn_mask": (1, p.heads_q, p.seqlen_q, p.seqlen_k),
         "final_state": states,
         "dinitial_state": states,
         "dlog2_gamma": (p.batch, p.heads_q),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 1006
+ABI_VERSION = 1007
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -100,6 +100,8 @@ class AttentionBackwardParams(ctypes.Structure):
         *BIAS,
         *_named(ctypes.c_void_p, "dbias_table"),
         *SPANNED,
+        *_named(ctypes.c_void_p, "dattn_mask"),
+        *_named(ctypes.c_int32, "attn_mask_summed"),
     )
 
 

@@ -91,7 +91,7 @@ def workspace_bytes(
     elif problem.compiled_modifications:
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
         params.bias_distance = TYPICAL_BIAS_DISTANCE
-        pointers = ("alibi_slopes", "bias_table", "dbias_table", "sinks")
+        pointers = ("alibi_slopes", "bias_table", "dattn_mask", "dbias_table", "sinks")
         spanned = [name for name in SPANNED if name in problem.modifications]
         for name in (*pointers, "cu_seqlens_q", "cu_seqlens_k", *spanned):
             setattr(params, name, SOMEWHERE)

@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1006
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1007
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -138,6 +138,11 @@ typedef struct attention_autotuner_attention_backward_params {
   float* dbias_table; /* shaped like bias_table, or null where not wanted */
   const int32_t* document_ids;
   const int32_t* prefix_lens;
+  /* since 1007 */
+  void* dattn_mask;         /* contiguous, of the type that attn_mask_kind names, which is not 0: the gradient of what is
+                               added, or null where not wanted */
+  int32_t attn_mask_summed; /* axes of dattn_mask that have one entry, for the sum over batch (1), heads_q (2), seqlen_q
+                               (4) or seqlen_k (8), added up */
 } attention_autotuner_attention_backward_params;
 
 /* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or

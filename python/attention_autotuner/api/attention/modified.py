@@ -30,7 +30,6 @@ from ..shared.torch_library import define, differentiate_by, nothing
 from . import checks as attention_checks
 from . import plan as attention_plan
 from . import torch_op as plain_op
-from .mask_gradient import MASK_GRADIENT_OP
 
 if TYPE_CHECKING:
     from .modified_replay import Replay
@@ -95,6 +94,7 @@ class Backward(NamedTuple):
     bias_gradient: bool
     prefix_lens: torch.Tensor | None = None
     document_ids: torch.Tensor | None = None
+    mask_gradient: bool = False
 
 
 Call = Forward | Backward
@@ -110,6 +110,8 @@ def modifiers_of(call: Call) -> Modifiers:
         named["attn_mask"] = call.attn_mask.expand(*call.q.shape[:3], call.k.shape[2])
     longest: Any = (call.max_seqlen_q, call.max_seqlen_k)
     window = (call.window_left, call.window_right)
+    wanted = call.attn_mask is not None and isinstance(call, Backward) and call.mask_gradient
+    named["mask_gradient"] = tuple(call.attn_mask.shape) if wanted else None
     return Modifiers(window_size=window, max_seqlens=longest, **named)
 
 
@@ -196,7 +198,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def backward_by_kernel(call: Backward) -> Tensors:
-    """Gradients of q, k, v, the sinks and the bias table; an empty tensor stands for what is not wanted."""
+    """Gradients of q, k, v, the sinks, the bias table and the mask; an empty tensor stands for what is not wanted."""
     if checks.is_empty(call.q, call.k):
         return _backward_empty(call)
     gradients = attention_plan.attention_backward(
@@ -207,15 +209,15 @@ def backward_by_kernel(call: Backward) -> Tensors:
         bias_gradient=call.bias_gradient,
     )
     dq, dk, dv, *of_values = gradients
-    wanted = (call.sinks is not None, call.bias_gradient)
+    wanted = (call.sinks is not None, call.bias_gradient, call.mask_gradient)
     return dq, dk, dv, *(of_values.pop(0) if wants else nothing(call.q) for wants in wanted)
 
 
 def _backward_empty(call: Backward) -> Tensors:
-    dq, dk, dv, dsinks, dbias = (x.zero_() for x in _backward_fake(call))
+    results = tuple(x.zero_() for x in _backward_fake(call))
     if call.sinks is not None and call.grad_lse is not None:
-        dsinks.copy_(call.grad_lse.sum((0, 2)))  # LSE is the sink where there are no keys
-    return dq, dk, dv, dsinks, dbias
+        results[3].copy_(call.grad_lse.sum((0, 2)))  # LSE is the sink where there are no keys
+    return results
 
 
 def _backward_cpu(call: Backward) -> Tensors:
@@ -225,7 +227,8 @@ def _backward_cpu(call: Backward) -> Tensors:
     gradients = attention_modified_backward(
         *call[:5], modifiers=modifiers_of(call), **plain_op.options_of(call)
     )
-    present = (True, True, True, call.sinks is not None, call.bias_table is not None)
+    values = (call.sinks is not None, call.bias_table is not None, call.mask_gradient)
+    present = (True, True, True, *values)
     for result, gradient in zip(compress(results, present), gradients, strict=True):
         if result.shape == gradient.shape:  # else it is not wanted
             result.copy_(gradient)
@@ -238,7 +241,8 @@ def _backward_fake(call: Backward) -> Tensors:
     attention_checks.check_gradients(call.grad_o, call.grad_lse, q, v, call.o, call.lse)
     check_modifiers(q, modifiers_of(call))
     table = call.bias_table if call.bias_gradient else None
-    of_values = (nothing(q) if x is None else torch.empty_like(x) for x in (sinks, table))
+    mask = call.attn_mask if call.mask_gradient else None
+    of_values = (nothing(q) if x is None else x.new_empty(x.shape) for x in (sinks, table, mask))
     return (*map(checks.empty_gradient, (q, k, v)), *of_values)
 
 
@@ -251,7 +255,7 @@ BACKWARD_OP = define(
     backward_by_kernel,
     _backward_cpu,
     _backward_fake,
-    results=5,
+    results=6,
 )
 
 # --- derivatives -------------------------------------------------------------------------------------
@@ -277,17 +281,17 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     checks.check_layouts({"the gradient of o": grad_o, "the gradient of lse": grad_lse})
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     with settings_of(ctx):
-        wanted = ctx.needs_input_grad[Forward._fields.index("bias_table")]
-        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest, table, wanted, prefixes, ids)
-        dq, dk, dv, dsinks, dbias = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
-        dmask = None
-        if ctx.needs_input_grad[Forward._fields.index("attn_mask")]:
-            scale, causal, top_left, device_type, _, *bent = ctx.others
-            options = (scale, causal, top_left, device_type, *bent, slopes, table, prefixes, ids)
-            dmask = MASK_GRADIENT_OP(mask, grad_o, grad_lse, *saved, *options)
-    gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv, "attn_mask": dmask}
+        of_table, of_mask = (
+            ctx.needs_input_grad[Forward._fields.index(name)]
+            for name in ("bias_table", "attn_mask")
+        )
+        tensors = (slopes, mask, sinks, ends_q, ends_k, *ctx.longest, table, of_table)
+        values = (*ctx.others, *tensors, prefixes, ids, of_mask)
+        dq, dk, dv, dsinks, dbias, dmask = BACKWARD_OP(grad_o, grad_lse, *saved, *values)
+    gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
     gradients["sinks"] = None if sinks is None else dsinks
-    gradients["bias_table"] = dbias if wanted else None
+    gradients["bias_table"] = dbias if of_table else None
+    gradients["attn_mask"] = dmask if of_mask else None
     return tuple(gradients.get(name) for name in Forward._fields)
 
 
@@ -323,7 +327,7 @@ def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]
             *directions[:3],
             None if sinks is None else directions[3],
             directions[4] if call.bias_gradient else None,
-            None,
+            directions[5] if call.mask_gradient else None,
         ),
     )
     names = ("q", "k", "v", "sinks", "bias_table", "attn_mask")

@@ -24,7 +24,8 @@ def run_modified(
         deterministic = torch.are_deterministic_algorithms_enabled()
     q, k, v, *_ = replay.tensors
     call = (plan, replay, deterministic, return_lse)
-    results: Any = _apply(q, k, v, replay.named["sinks"], replay.named["bias_table"], call)
+    values = (replay.named[name] for name in ("sinks", "bias_table", "attn_mask"))
+    results: Any = _apply(q, k, v, *values, call)
     return results  # type: ignore[no-any-return]
 
 
@@ -39,25 +40,27 @@ class ModifiedFunction(torch.autograd.Function):
         v: torch.Tensor,
         sinks: torch.Tensor | None,
         table: torch.Tensor | None,
+        mask: torch.Tensor | None,
         call: tuple[Plan, Replay, bool, bool],
     ) -> Any:
         """Launch the kernel and keep what gradients need.
 
         Args:
             ctx: torch's.
-            q: as :func:`flash_attn_func` takes it, as are k, v, sinks and the bias table.
+            q: as :func:`flash_attn_func` takes it, as are k, v, sinks, the bias table and the mask.
             k: see q.
             v: see q.
             sinks: see q.
             table: see q.
+            mask: see q.
             call: the plan, the call, whether the gradients must be deterministic, and whether LSE is wanted.
         """
         plan, replay, deterministic, return_lse = call
         o, lse = plan.run(*replay.inputs)
         named = replay.named
-        others = (named["alibi_slopes"], named["attn_mask"], *map(named.get, SPANNED))
+        others = (named["alibi_slopes"], *map(named.get, SPANNED))
         # Tensors are kept by torch, which says where they were overwritten.
-        ctx.save_for_backward(q, k, v, o, lse, sinks, table, *others)
+        ctx.save_for_backward(q, k, v, o, lse, sinks, table, mask, *others)
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.others = (*replay.options, deterministic, *replay.window, replay.softcap)
@@ -65,12 +68,14 @@ class ModifiedFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
-        """Gradients of q, k, v, the sinks and the bias table."""
+        """Gradients of q, k, v, the sinks, the bias table and the mask."""
         if grad_o is None and grad_lse is None:
-            return (None,) * 6
-        *saved, sinks, table, slopes, mask, prefixes, ids = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4]
-        values = (slopes, mask, sinks, *UNPACKED, table, wanted, prefixes, ids)
+            return (None,) * 7
+        *saved, sinks, table, mask, slopes, prefixes, ids = ctx.saved_tensors
+        _, _, _, of_sinks, of_table, of_mask, _ = ctx.needs_input_grad
+        # With the axes of all pairs.
+        pairs = None if mask is None else mask[(None,) * (4 - mask.dim())]
+        values = (slopes, pairs, sinks, *UNPACKED, table, of_table, prefixes, ids, of_mask)
         fields: Any = (grad_o, grad_lse, *saved, *ctx.others, *values)
         with settings_of(ctx.plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
@@ -78,8 +83,14 @@ class ModifiedFunction(torch.autograd.Function):
                 gradients = BACKWARD_OP(*fields)
             else:
                 gradients = backward_by_kernel(Backward(*fields))
-        dq, dk, dv, dsinks, dtable = gradients
-        return (dq, dk, dv, None if sinks is None else dsinks, dtable if wanted else None, None)
+        dq, dk, dv, dsinks, dtable, dmask = gradients
+        return (
+            *(dq, dk, dv),
+            dsinks if of_sinks else None,
+            dtable if of_table else None,
+            dmask.view(mask.shape) if of_mask else None,
+            None,
+        )
 
 
 _apply = applier(ModifiedFunction)

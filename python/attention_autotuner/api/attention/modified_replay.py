@@ -14,8 +14,6 @@ from ..shared.launch import Plan
 from . import plan as attention_plan
 from .checks import Options, canonical_window
 
-_OTHERS = ("alibi_slopes", "attn_mask")  # whose gradients are refused, or come from an op
-
 
 class Replay(NamedTuple):
     """A call whose tensors are plain.
@@ -76,10 +74,8 @@ class Replay(NamedTuple):
             differentiable = differentiable or x.requires_grad
         if differentiable:
             differentiable = torch.is_grad_enabled()
-            others = (named[name] for name in _OTHERS)
-            if (differentiable and bounds) or any(
-                x is not None and x.requires_grad for x in others
-            ):
+            slopes = named["alibi_slopes"]  # whose gradient is refused
+            if (differentiable and bounds) or (slopes is not None and slopes.requires_grad):
                 return None
         if (
             type(softcap) is not float
@@ -93,7 +89,9 @@ class Replay(NamedTuple):
         if not valid:
             return None
         limits = tuple(name for name, x in bounds.items() if x is not None)
-        asked = (q.shape, k.shape, options, window, softcap, present, limits, differentiable)
+        mask = named["attn_mask"]
+        shapes = (q.shape, k.shape, None if mask is None else mask.shape)
+        asked = (*shapes, options, window, softcap, present, limits, differentiable)
         scale, causal, top_left, device_type = options
         hides, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
         options = (scale, causal, top_left, device_type)

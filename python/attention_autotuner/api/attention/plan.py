@@ -25,7 +25,7 @@ from . import checks as attention_checks
 from .checks import Options
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
-Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks and of a bias table
+Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks, of a bias table and of a mask
 Caller = Literal["eager", "graph"]  # the same tensors may look different to torch in each
 
 AnyPlan = launch.Plan | launch.ReferencePlan
@@ -152,7 +152,7 @@ def attention_backward(
     *,
     bias_gradient: bool = False,
 ) -> Gradients:
-    """Gradients of q, k and v through a kernel, and of sinks where there are any, then of a bias table.
+    """Gradients of q, k and v through a kernel, and of sinks where there are any, then of a bias table and a mask.
 
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
@@ -164,7 +164,7 @@ def attention_backward(
         lse: what the forward returned.
         options: see q.
         deterministic: only kernels that give equal bits each time may serve.
-        modifiers: what bends the scores, checked; nothing where None.
+        modifiers: what bends the scores, checked, and whether the gradient of a mask is wanted; nothing where None.
         bias_gradient: that of the bias table is wanted.
 
     Raises:
@@ -247,6 +247,9 @@ def _backward_plan(
         if bias_gradient:
             shape = values["bias_table"].shape
             outputs.append(launch.contiguous("dbias_table", shape, torch.float32))
+        of_mask = None if modifiers is None else modifiers.mask_gradient
+        if of_mask is not None:
+            outputs.append(launch.contiguous("dattn_mask", of_mask, values["attn_mask"].dtype))
         backward = {"direction": "backward", "deterministic": deterministic}
 
         def by_reference(*tensors: torch.Tensor | None) -> Gradients:
@@ -257,9 +260,15 @@ def _backward_plan(
             if modifiers is None:
                 results = REFERENCES["attention_backward"](*call)
             else:
+                mask = named.get("attn_mask")
+                if mask is not None and of_mask is not None:
+                    named["attn_mask"] = mask[
+                        tuple(map(slice, of_mask))
+                    ]  # as it was before it was broadcast
                 bent, (*packed, prefixes, ids) = _arguments_of(modifiers, named)
                 reference = REFERENCES["attention_modified_backward"]
-                results = reference(*call, *bent, *packed, bias_gradient, prefixes, ids)
+                wanted = (bias_gradient, prefixes, ids, of_mask is not None)
+                results = reference(*call, *bent, *packed, *wanted)
                 results = tuple(x for x in results if x.numel())  # the others are not wanted
             return results
 
@@ -332,5 +341,6 @@ def _signature(modifiers: Modifiers | None) -> tuple[Any, ...]:
         modifiers.window_size,
         modifiers.softcap,
         _greatest(modifiers),
+        modifiers.mask_gradient,
         *tensors,
     )

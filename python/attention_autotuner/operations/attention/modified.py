@@ -50,6 +50,8 @@ class Modifiers:
             behind the last sequence see no key.
         cu_seqlens_k: the same of keys.
         max_seqlens: the greatest lengths of packed queries and keys.
+        mask_gradient: the shape of the gradient of ``attn_mask`` that a backward gives, each axis as long as the mask's
+            or 1 for its sum; None where it gives none.
     """
 
     window_size: tuple[int, int] = NO_WINDOW
@@ -63,6 +65,7 @@ class Modifiers:
     cu_seqlens_q: torch.Tensor | None = None
     cu_seqlens_k: torch.Tensor | None = None
     max_seqlens: tuple[int, int] = (0, 0)
+    mask_gradient: tuple[int, ...] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,6 +83,9 @@ class Modifiers:
         if mask is not None:
             scalars |= {"attn_mask_stride_column": mask.stride(3)}
             scalars |= {"attn_mask_kind": MASK_DTYPES.index(mask.dtype)}
+            if self.mask_gradient is not None:
+                summed = (x != y for x, y in zip(self.mask_gradient, mask.shape, strict=True))
+                scalars["attn_mask_summed"] = sum(1 << axis for axis, x in enumerate(summed) if x)
         return scalars
 
     @property
@@ -162,10 +168,15 @@ def attention_modified_backward(
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of q, k, v and, where there are any, of sinks and of a bias table, in their tensors' dtypes.
 
+    Then that of a mask, in fp32 at least, where ``modifiers`` asks for it.
+
     Arguments are those of :func:`attention_modified`, and gradients of its results, which may be None for zero.
     """
     dq, dk, dv = map(zeros, (q, k, v))
     of_values = [zeros(x) for x in (modifiers.sinks, modifiers.bias_table) if x is not None]
+    of_mask = None
+    if modifiers.mask_gradient is not None:
+        of_mask = torch.zeros(modifiers.mask_gradient, dtype=summing_dtype(dtype), device=q.device)
     if modifiers.cu_seqlens_q is not None:
         for rows, keys, three, of_one in modifiers.of_sequences(q, k, v):
             of_o, of_lse = (None if x is None else x[:, :, rows] for x in (grad_o, grad_lse))
@@ -183,11 +194,22 @@ def attention_modified_backward(
                 of_o, of_lse = (
                     None if x is None else block.of_queries(x) for x in (grad_o, grad_lse)
                 )
-                results = block.differentiate(of_o, of_lse, *block.tensors(q, k, v, dtype))
+                *results, ds = block.differentiate(of_o, of_lse, *block.tensors(q, k, v, dtype))
                 dq[entries, block.queries], dk[entries, heads], dv[entries, heads] = results[:3]
                 for total, addend in zip(of_values, results[3:], strict=True):
                     total[block.queries] += addend
+                if of_mask is not None:
+                    _add(of_mask, ds, (entries, block.queries))
+    if of_mask is not None:
+        of_values.append(of_mask)
     return dq, dk, dv, *of_values
+
+
+def _add(total: torch.Tensor, addend: torch.Tensor, place: tuple[slice, slice]) -> None:
+    """Add gradients of scores ``[entries, heads, seqlen_q, seqlen_k]`` to those of a mask, which may be broadcast."""
+    single = [axis for axis, size in enumerate(total.shape) if size == 1]
+    kept = (slice(None) if axis in single else where for axis, where in enumerate(place))
+    total[tuple(kept)] += addend.sum(single, keepdim=True, dtype=total.dtype) if single else addend
 
 
 def cuts(
@@ -268,7 +290,7 @@ class Block:
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Gradients of q, k, v and, where there are any, of the sink and of the bias of every head.
+        """Gradients of q, k, v and, where there are any, of the sink and of the bias of every head; last of scores.
 
         ``dS = P (dP - rowsum(P dP) + dLSE)`` after what bends scores, times the derivative of that before it; a sink is
         one more score, whose value is zero.
@@ -298,9 +320,10 @@ class Block:
             of_table = addends.new_zeros(len(addends), modifiers.bias_table.shape[1])
             of_table = of_table.index_add(1, entries.flatten(), addends)
             of_values.append(of_table.view(len(q), -1, of_table.shape[1]).sum(0))
+        of_scores = ds[..., :count].flatten(1, 2)
         ds = self._scale * (ds[..., :count] * derivative)
         dk[:, :, self._keys] = (ds.mT @ q).sum(2)
-        return (ds @ key).flatten(1, 2), dk, dv, *of_values
+        return (ds @ key).flatten(1, 2), dk, dv, *of_values, of_scores
 
     def _seen(self, x: torch.Tensor) -> torch.Tensor:
         """The keys or values between the bounds: ``[entries, K/V heads, 1, keys, dim]``."""

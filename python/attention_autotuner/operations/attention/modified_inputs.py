@@ -28,6 +28,7 @@ from .modified import CU_SEQLENS, Modifiers, attention_modified, attention_modif
 SOFTCAP = 1.5  # normal scores are around 1
 SINKS_SPREAD = 3.0
 BIAS_DISTANCE = 37  # beyond which small problems have pairs, too
+SUMMED = 0b11  # axes along which an added mask is broadcast: batch and heads
 TANH_ERROR = 2.0**-11  # of the result, of the instruction that some kernels take
 
 
@@ -36,10 +37,17 @@ def modifiers_of(problem: Problem, inputs: Inputs) -> Modifiers:
     names = (*VALUED, *CU_SEQLENS)
     tensors: Any = {name: inputs.tensors[name] for name in names if name in inputs.tensors}
     softcap = inputs.scalars.get("softcap", 0.0)
-    return Modifiers(window_size=problem.window_size, softcap=softcap, **tensors)
+    summed, shape = inputs.scalars.get("attn_mask_summed"), None
+    if summed is not None:
+        sizes = enumerate(tensors["attn_mask"].shape)
+        shape = tuple(1 if int(summed) >> axis & 1 else size for axis, size in sizes)
+    values = {"window_size": problem.window_size, "mask_gradient": shape, "softcap": softcap}
+    return Modifiers(**values, **tensors)
 
 
-def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) -> Inputs:
+def with_values(
+    problem: Problem, inputs: Inputs, seed: int, *, ragged: bool, mask_gradient: bool = False
+) -> Inputs:
     """Inputs with values of the problem's modifications, such that each one matters.
 
     Args:
@@ -47,6 +55,7 @@ def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) ->
         inputs: tensors.
         seed: of the values.
         ragged: packed sequences, documents and prefixes have some lengths of 0 and 1, not typical ones.
+        mask_gradient: that of a mask is wanted, which is added.
     """
     normal = Normal(problem, seed + 1, inputs.q.device)
     heads, tensors, scalars = problem.heads_q, dict(inputs.tensors), dict(inputs.scalars)
@@ -64,7 +73,10 @@ def with_values(problem: Problem, inputs: Inputs, seed: int, *, ragged: bool) ->
         # Boolean and broadcast over heads, or added, an entry alone for all.
         shape = (problem.batch, 1, problem.seqlen_q, problem.seqlen_k)
         mask = normal.floats(*shape)
-        mask = mask > -0.5 if seed % 2 == 0 else mask[:1].to(inputs.q.dtype)
+        added = mask_gradient or seed % 2 == 1
+        mask = mask[:1].to(inputs.q.dtype) if added else mask > -0.5
+        if mask_gradient:
+            scalars["attn_mask_summed"] = SUMMED
         tensors["attn_mask"] = mask.expand(problem.batch, heads, -1, -1)
     if "sinks" in problem.modifications:
         tensors["sinks"] = SINKS_SPREAD * normal.floats(heads)
@@ -142,14 +154,15 @@ class ModifiedForward(AttentionForward):
 
 
 class ModifiedBackward(AttentionBackward):
-    """dq, dk and dv from q, k, v, o, lse, dout and the values of modifications."""
+    """dq, dk and dv from q, k, v, o, lse, dout and the values of modifications; beside dlse a mask's gradient, too."""
 
     ragged: ClassVar[bool] = False
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.AttentionBackward.inputs`."""
         normal = super().inputs(problem, seed=seed, device=device)
-        made = with_values(problem, normal, seed, ragged=self.ragged)
+        wanted = self._gives_mask_gradient(problem)
+        made = with_values(problem, normal, seed, ragged=self.ragged, mask_gradient=wanted)
         o, lse = attention_modified(made.q, made.k, made.v, **_options(problem, made))
         results = {"o": o.to(made.q.dtype), "lse": lse}
         return Inputs(tensors={**made.tensors, **results}, scalars=made.scalars)
@@ -161,7 +174,13 @@ class ModifiedBackward(AttentionBackward):
             shapes["dsinks"] = ((problem.heads_q,), torch.float32)
         if "bias_table" in problem.modifications:
             shapes["dbias_table"] = ((problem.heads_q, 2 * BIAS_DISTANCE + 1), torch.float32)
+        if self._gives_mask_gradient(problem):
+            shape = (1, 1, problem.seqlen_q, problem.seqlen_k)
+            shapes["dattn_mask"] = (shape, shapes["dq"][1])
         return shapes
+
+    def _gives_mask_gradient(self, problem: Problem) -> bool:
+        return self._lse_gradient and "attn_mask" in problem.modifications
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.AttentionBackward.references`."""

@@ -30,6 +30,7 @@ SEEN: dict[str, Seen | None] = {
     "dlog2_gamma": None,
     "dsinks": None,
     "dbias_table": None,
+    "dattn_mask": None,
 }
 """Output by its name in the C ABI -> what its rows are banded by; None where it has heads only."""
 

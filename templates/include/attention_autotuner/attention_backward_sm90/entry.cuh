@@ -8,6 +8,7 @@
 #include "attention_autotuner/attention_backward_sm90/kernel.cuh"
 #include "attention_autotuner/attention_backward_sm90/key_splits.cuh"
 #include "attention_autotuner/attention_backward_sm90/sections.cuh"
+#include "attention_autotuner/common/attn_mask_gradient.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
@@ -124,6 +125,7 @@ struct AttentionBackwardSm90Entry {
             })
             .then([&] { return prepare_streaming_kernel(backward_reduce_splits<Config>, kRowThreads, device); })
             .then([&] { return TableGradient::prepare(device); })
+            .then([&] { return AttnMaskGradient<Config>::prepare(device); })
             .then([&] {
               if constexpr (kFused) {
                 return prepare_streaming_kernel(softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
@@ -140,7 +142,7 @@ struct AttentionBackwardSm90Entry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles = 0;
-    int64_t shift, dq_sum, semaphores, complete, dk_partial, dv_partial, listed, bias_sums, spans, bytes;
+    int64_t shift, dq_sum, semaphores, complete, dk_partial, dv_partial, listed, bias_sums, mask_sums, spans, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -181,6 +183,8 @@ struct AttentionBackwardSm90Entry {
       if constexpr (Mods::kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
       bias_sums = (bytes + 15) / 16 * 16;
       if (int64_t const wanted = TableGradient::workspace_bytes(p, splits)) bytes = bias_sums + wanted;
+      mask_sums = (bytes + 15) / 16 * 16;
+      if (int64_t const wanted = AttnMaskGradient<Config>::workspace_bytes(p)) bytes = mask_sums + wanted;
     }
   };
   // Blocks of rows of a head, at most.
@@ -356,6 +360,9 @@ struct AttentionBackwardSm90Entry {
           return cuda_status(cudaGetLastError());
         })
         .then([&] { return TableGradient::launch_before(common, bias_sums, stream); })
+        .then([&] {
+          return AttnMaskGradient<Config>::launch(common, reinterpret_cast<float*>(at(places.mask_sums)), stream);
+        })
         .then([&] {
           return Passes::for_each([&](auto traits) {
             return launch_pass<decltype(traits)>(common, semaphores, complete, listed, bias_sums, stream, most_ctas);

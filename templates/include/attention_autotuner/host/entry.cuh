@@ -28,7 +28,9 @@ inline constexpr uint32_t kAbiVersionOf<AttentionBackwardParams1005> = 1005;
 template <>
 inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_forward_params> = 1006;
 template <>
-inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_backward_params> = 1006;
+inline constexpr uint32_t kAbiVersionOf<AttentionBackwardParams1006> = 1006;
+template <>
+inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_backward_params> = 1007;
 
 inline int32_t cuda_status(cudaError_t error) {
   return error == cudaSuccess ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(error);

@@ -14,7 +14,7 @@ enum class ScoreMod {
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
-// Attention's params as far as ABI 1002 to 1005 have them: kernels that read no later field take these, so that
+// Attention's params as far as ABI 1002 to 1006 have them: kernels that read no later field take these, so that
 // the later ones change no machine code of theirs.
 struct AttentionForwardParams1002 {
   uint32_t struct_size;
@@ -112,6 +112,28 @@ struct AttentionBackwardParams1005 {
   int32_t const *cu_seqlens_q, *cu_seqlens_k;
   int32_t total_q, total_k, causal_from_end;
 };
+struct AttentionBackwardParams1006 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
+  float const *lse, *dlse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+  int32_t window_left, window_right;
+  float softcap;
+  int32_t alibi_per_batch;
+  float const *alibi_slopes, *sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
+  float* dsinks;
+  int32_t const *cu_seqlens_q, *cu_seqlens_k;
+  int32_t total_q, total_k, causal_from_end;
+  float const* bias_table;
+  int32_t bias_distance;
+  float* dbias_table;
+  int32_t const *document_ids, *prefix_lens;
+};
 static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
                   offsetof(AttentionForwardParams1002, softmax_scale) ==
                       offsetof(attention_autotuner_attention_forward_params, softmax_scale) &&
@@ -142,6 +164,11 @@ static_assert(sizeof(AttentionForwardParams1005) ==
                   offsetof(AttentionBackwardParams1005, causal_from_end) ==
                       offsetof(attention_autotuner_attention_backward_params, causal_from_end),
               "1005 is a prefix of the present params");
+static_assert(sizeof(AttentionBackwardParams1006) ==
+                      offsetof(attention_autotuner_attention_backward_params, dattn_mask) &&
+                  offsetof(AttentionBackwardParams1006, prefix_lens) ==
+                      offsetof(attention_autotuner_attention_backward_params, prefix_lens),
+              "1006 is a prefix of the present params");
 
 // Params of kernels that are compiled for spans, with those that a kernel before them has found: see common/spans.cuh.
 template <typename Abi>
@@ -177,11 +204,14 @@ using ModifiedForwardParams = std::conditional_t<
     std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_forward_params,
                        std::conditional_t<kIsPacked<Config>, AttentionForwardParams1005, AttentionForwardParams1004>>>;
 template <typename Config>
-using ModifiedBackwardParams =
-    std::conditional_t<kIsSpanned<Config>, SpannedParams<attention_autotuner_attention_backward_params>,
-                       std::conditional_t<kHasBiasTable<Config>, attention_autotuner_attention_backward_params,
+using UnspannedBackwardParams =
+    std::conditional_t<kHasAttnMask<Config>, attention_autotuner_attention_backward_params,
+                       std::conditional_t<kHasBiasTable<Config> || kIsSpanned<Config>, AttentionBackwardParams1006,
                                           std::conditional_t<kIsPacked<Config>, AttentionBackwardParams1005,
                                                              AttentionBackwardParams1004>>>;
+template <typename Config>
+using ModifiedBackwardParams = std::conditional_t<kIsSpanned<Config>, SpannedParams<UnspannedBackwardParams<Config>>,
+                                                  UnspannedBackwardParams<Config>>;
 template <typename Config>
 using BackwardParamsOf = std::conditional_t<kIsModified<Config>, ModifiedBackwardParams<Config>,
                                             typename ScoreModParams<Config::kScoreMod>::Backward>;

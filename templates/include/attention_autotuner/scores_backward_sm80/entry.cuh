@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/attn_mask_gradient.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/bias_gradient.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
@@ -95,6 +96,7 @@ struct BackwardEntry {
       }
     }
     if (status == ATTENTION_AUTOTUNER_OK) status = BiasGradient<Config>::prepare(device);
+    if (status == ATTENTION_AUTOTUNER_OK) status = AttnMaskGradient<Config>::prepare(device);
     if constexpr (kSpanned) {
       auto const find = find_spans<Config, true, Params>;
       if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(find, kSpanThreads, 0, device, &resident);
@@ -111,7 +113,7 @@ struct BackwardEntry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles;
-    int64_t shift, dq_sum, dk_partial, dv_partial, bias_sums, spans, bytes;
+    int64_t shift, dq_sum, dk_partial, dv_partial, bias_sums, mask_sums, spans, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
@@ -140,6 +142,8 @@ struct BackwardEntry {
       if constexpr (kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
       bias_sums = bytes;
       bytes += BiasGradient<Config>::workspace_bytes(p);
+      mask_sums = bytes;
+      bytes += AttnMaskGradient<Config>::workspace_bytes(p);
     }
 
     static int count_splits(Params const& p) {
@@ -249,8 +253,10 @@ struct BackwardEntry {
       status = cuda_status(cudaGetLastError());
       if (status != ATTENTION_AUTOTUNER_OK) return status;
     }
-    auto* const bias_sums = reinterpret_cast<float*>(static_cast<char*>(workspace) + places.bias_sums);
-    status = BiasGradient<Config>::launch(arguments, bias_sums, stream);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    status = BiasGradient<Config>::launch(arguments, at(places.bias_sums), stream);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    status = AttnMaskGradient<Config>::launch(arguments, at(places.mask_sums), stream);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status = for_each_pass([&](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
