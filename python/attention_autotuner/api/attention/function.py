@@ -169,10 +169,10 @@ def flash_attn_func(
         or document_ids is not None
         or (type(softcap) is not float or softcap != 0.0)
     )
+    eager = layout is options.BHSD and not torch.compiler.is_compiling()
     replay = None
-    if modified and layout is options.BHSD and not torch.compiler.is_compiling():
+    if eager and modified:
         name = "" if device_type is None else naming.policy_name(device_type)
-        arguments = (softmax_scale, causal, top_left, name)
         bent = {
             "alibi_slopes": alibi_slopes,
             "bias_table": bias,
@@ -182,94 +182,139 @@ def flash_attn_func(
             "document_ids": document_ids,
         }
         limits = {"seqlens_k": seqlens_k, "starts_k": starts_k} if bounds else {}
+        arguments = (softmax_scale, causal, top_left, name)
         replay = Replay.of((q, k, v), bent, limits, (window_size, softcap), arguments)
         if replay is not None and replay.bends_nothing:
             modified, causal, window_size, replay = False, replay.options[1], NO_WINDOW, None
         earlier = None if replay is None else replay.find()
         if replay is not None and earlier is not None:
             return run_modified(replay, earlier, return_lse, deterministic)
-    if not (modified or bounds or layout is not options.BHSD) and (
-        type(q) in plain.PLAIN_TYPES
-        and type(k) in plain.PLAIN_TYPES
-        and type(v) in plain.PLAIN_TYPES
-        and not torch.compiler.is_compiling()
-        and not plain.is_watched()
-        and not (q.is_nested or k.is_nested or v.is_nested)  # which have no shape
-    ):
-        # A call of a kind that is recognised next time, or was: all else is known of it then.
+    if eager and not (modified or bounds):
         name = "" if device_type is None else naming.policy_name(device_type)
         arguments = (softmax_scale, causal, top_left, name)
-        differentiable = torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad
-        )
-        wanted = return_lse or differentiable
-        plan = attention_plan.replayed_plan("eager", q, k, v, arguments, wanted)
-        if plan is not None:
-            if differentiable:
-                if deterministic is None:
-                    deterministic = torch.are_deterministic_algorithms_enabled()
-                return apply_attention(q, k, v, (plan, arguments, return_lse, deterministic))
-            results = plan.run(q, k, v)
-            return (results[0], results[1]) if return_lse else results[0]
+        results = _replayed(q, k, v, arguments, return_lse, deterministic)
+        if results is not None:
+            return results
     addresses = None
     if not (torch.compiler.is_compiling() or modified or (bounds and torch.is_grad_enabled())):
         addresses = plain.addresses(q, k, v, *bounds.values())
     plainly = addresses is not None and len(addresses) == 3 + len(bounds)
-    if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
-        values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks}
-        values["bias"] = bias
-        values |= {"prefix_lens": prefix_lens, "document_ids": document_ids}
-        values = {name: x for name, x in values.items() if x is not None}
-        named: dict[str, Any] = {
-            "causal": causal,
-            "softmax_scale": softmax_scale,
-            "causal_alignment": causal_alignment,
-            "window_size": window_size,
-            "softcap": softcap,
-            "return_lse": return_lse,
-            "deterministic": deterministic,
-        }
-        if layout is not options.BHSD or not all(
-            isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())
-        ):
-            tensors = {"q": q, "k": k, "v": v, **bounds, **values}
-            return options.call_with_views(
-                flash_attn_func, layout, tensors, device_type=device_type, **named
-            )
-        checks.check_places(q=q, k=k, v=v, **bounds)
-        plain.refuse_tangents(q, k, v, op="attention")
-        policy = "" if device_type is None else plain.policy_name(device_type)
-        if deterministic is None:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-        # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
-        differentiable = torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad
-        )
-        if bounds and (
-            differentiable
-            or (torch.is_grad_enabled() and any(x.requires_grad for x in values.values()))
-        ):
-            return attention_by_packing(q, k, v, bounds, values, device_type, **named)
-        wanted = return_lse or differentiable
-        arguments = (softmax_scale, causal, top_left, policy)
-        if modified:
-            if bias is not None:
-                values["bias_table"] = values.pop("bias")  # the modification's name
-            return attention_modified.attention(
-                *(q, k, v, window_size, softcap, values, bounds),
-                options=arguments,
-                return_lse=return_lse,
-                deterministic=deterministic,
-                differentiable=differentiable,
-                replay=replay,
-            )
-        o, lse = FORWARD_OP(q, k, v, *arguments, wanted, deterministic, seqlens_k, starts_k)
+    if plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda:
+        name = "" if device_type is None else naming.policy_name(device_type)
+        arguments = (softmax_scale, causal, top_left, name)
+        if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+            if deterministic is None:
+                deterministic = torch.are_deterministic_algorithms_enabled()
+            return differentiable_attention(q, k, v, arguments, return_lse, deterministic)
+        o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
         return (o, lse) if return_lse else o
-    name = "" if device_type is None else naming.policy_name(device_type)
-    arguments = (softmax_scale, causal, top_left, name)
-    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+    values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks, "bias": bias}
+    values |= {"prefix_lens": prefix_lens, "document_ids": document_ids}
+    values = {name: x for name, x in values.items() if x is not None}
+    named: dict[str, Any] = {
+        "causal": causal,
+        "softmax_scale": softmax_scale,
+        "causal_alignment": causal_alignment,
+        "window_size": window_size,
+        "softcap": softcap,
+        "return_lse": return_lse,
+        "deterministic": deterministic,
+    }
+    if layout is not options.BHSD or not all(
+        isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())
+    ):
+        tensors = {"q": q, "k": k, "v": v, **bounds, **values}
+        return options.call_with_views(
+            flash_attn_func, layout, tensors, device_type=device_type, **named
+        )
+    return _through_dispatcher(q, k, v, device_type, bounds, values, named, modified, replay)
+
+
+def _replayed(
+    q: Any,
+    k: Any,
+    v: Any,
+    arguments: attention_checks.Options,
+    return_lse: bool,
+    deterministic: bool | None,
+) -> Any:
+    """The results of a call without modifications or key bounds, as an earlier one like it had; None of other kinds.
+
+    What is recognised is known to be right, so that nothing is checked again.
+    """
+    if (
+        type(q) not in plain.PLAIN_TYPES
+        or type(k) not in plain.PLAIN_TYPES
+        or type(v) not in plain.PLAIN_TYPES
+        or plain.is_watched()
+        or q.is_nested  # which have no shape
+        or k.is_nested
+        or v.is_nested
+    ):
+        return None
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    )
+    wanted = return_lse or differentiable
+    plan = attention_plan.replayed_plan("eager", q, k, v, arguments, wanted)
+    if plan is None:
+        return None
+    if differentiable:
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        return differentiable_attention(q, k, v, arguments, return_lse, deterministic)
-    o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
+        return apply_attention(q, k, v, (plan, arguments, return_lse, deterministic))
+    results = plan.run(q, k, v)
+    return (results[0], results[1]) if return_lse else results[0]
+
+
+def _through_dispatcher(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    device_type: str | Policy | type[Policy] | None,
+    bounds: dict[str, torch.Tensor],
+    values: dict[str, torch.Tensor],
+    named: dict[str, Any],
+    modified: bool,
+    replay: Replay | None,
+) -> Any:
+    """:func:`flash_attn_func` by torch's ops, for any tensors ``[batch, heads, seqlen, dim]``.
+
+    Args:
+        q: as there.
+        k: see q.
+        v: see q.
+        device_type: see q.
+        bounds: the key bounds that are there, by name.
+        values: the tensors of modifications that are there, by name.
+        named: its other arguments.
+        modified: scores are.
+        replay: the call, where the next one like it may be recognised.
+    """
+    checks.check_places(q=q, k=k, v=v, **bounds)
+    plain.refuse_tangents(q, k, v, op="attention")
+    if named["deterministic"] is None:
+        named["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    learned = torch.is_grad_enabled() and any(x.requires_grad for x in values.values())
+    if bounds and (differentiable or learned):
+        return attention_by_packing(q, k, v, bounds, values, device_type, **named)
+    return_lse, deterministic = named["return_lse"], named["deterministic"]
+    top_left = named["causal_alignment"] != "bottom_right"
+    policy = "" if device_type is None else plain.policy_name(device_type)
+    arguments = (named["softmax_scale"], named["causal"], top_left, policy)
+    if modified:
+        if "bias" in values:
+            values["bias_table"] = values.pop("bias")  # the modification's name
+        return attention_modified.attention(
+            *(q, k, v, named["window_size"], named["softcap"], values, bounds),
+            options=arguments,
+            return_lse=return_lse,
+            deterministic=deterministic,
+            differentiable=differentiable,
+            replay=replay,
+        )
+    limits = (bounds.get("seqlens_k"), bounds.get("starts_k"))
+    o, lse = FORWARD_OP(q, k, v, *arguments, return_lse or differentiable, deterministic, *limits)
     return (o, lse) if return_lse else o
