@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -134,7 +135,9 @@ def adopt(carried: Path, store: Store, target: BuildTarget, toolchain: Toolchain
         StoreError: a store cannot be read or written.
     """
     source, taken = Store(carried), 0
-    for config in json.loads((carried / CARRIED).read_text(encoding="utf-8")):
+    configs = json.loads((carried / CARRIED).read_text(encoding="utf-8"))
+    random.shuffle(configs)  # processes that do the same at once share the work
+    for config in configs:
         kernel = render(candidate_from_config(config))
         artifacts = source.find(kernel.candidate, kernel_digest(kernel), target)
         if not artifacts:
