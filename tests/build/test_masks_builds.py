@@ -129,7 +129,7 @@ def with_mask(inputs: Inputs, *, problem: Problem, mask: torch.Tensor) -> tuple[
     return made, made
 
 
-@pytest.mark.parametrize("name", (*FORWARD, *BACKWARD))
+@pytest.mark.parametrize("name", [*FORWARD, *BACKWARD])
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_are_read_where_they_lie(
     tmp_path_factory: pytest.TempPathFactory, kind: str, name: str

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from .. import api
-from ..api.attention.checks import check_window
-from ..api.attention.modified import check_modifiers
+from ..api.attention.checks import check_modifiers, check_window
 from ..api.shared import checks
 from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
 from ..core.operation import require

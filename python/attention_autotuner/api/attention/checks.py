@@ -5,16 +5,17 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ...core.modifications import DOCUMENT_IDS, MAX_BIAS_DISTANCE, PREFIX_LENS
+from ...core.modifications import DOCUMENT_IDS, MAX_BIAS_DISTANCE, PREFIX_LENS, SPANNED
 from ...core.operation import require, require_spans
 from ...core.problem import CAUSAL_ALIGNMENTS, Problem, is_pair
 from ...errors import UnsupportedProblemError
-from ...operations.attention.modified import MASK_DTYPES
+from ...operations.attention.modified import CU_SEQLENS, MASK_DTYPES, Modifiers
 from ..shared import checks
 from ..shared.options import as_float
 
@@ -196,6 +197,46 @@ def mask_of_pairs(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     require(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
     require(mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}")
     return mask[(None,) * (len(shape) - len(sizes))]
+
+
+def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
+    """Check the values of modifications against a checked q; those on a GPU are not looked at.
+
+    Raises:
+        UnsupportedProblemError: one is out of range, or no tensor of the right shape and dtype on q's device.
+    """
+    check_window(modifiers.window_size)
+    require(
+        0 <= modifiers.softcap < math.inf,
+        f"softcap must be a finite number, 0 for none, got {modifiers.softcap}",
+    )
+    batch, heads = q.shape[:2]
+    ends = modifiers.cu_seqlens_q
+    if ends is not None:
+        check_packing(q, ends, modifiers.cu_seqlens_k, modifiers.max_seqlens)
+        batch = len(ends) - 1
+    for name, x in modifiers.tensors.items():
+        if name in CU_SEQLENS:
+            continue
+        if name == "attn_mask":
+            device = q.device  # its shape is that of all pairs
+            require(x.device == device, f"attn_mask must be on q's device {device}, got {x.device}")
+            continue
+        shape: tuple[int, ...] = (heads,)
+        if name in SPANNED:
+            shape = (batch,) if name == PREFIX_LENS else (batch, q.shape[2])
+        if name == "alibi_slopes" and x.dim() == 2:
+            shape = (batch, heads)
+        dtype = torch.int32 if name in SPANNED else torch.float32
+        if name == "bias_table":
+            name, shape = "bias", (heads, check_entries(x))  # as a caller knows it
+        checks.check_like(name, x, shape, dtype, q.device)
+        require(x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}")
+    slopes = modifiers.alibi_slopes
+    require(
+        slopes is None or not slopes.requires_grad,
+        "alibi_slopes get no gradient: pass them detached, got requires_grad=True",
+    )
 
 
 def refuse_bounded(bounded: bool) -> None:

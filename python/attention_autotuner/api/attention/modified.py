@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ... import settings
-from ...core.modifications import PREFIX_LENS, SPANNED
-from ...core.operation import require
+from ...core.modifications import SPANNED
 from ...core.problem import NO_WINDOW
 from ...operations.attention.modified import (
     CU_SEQLENS,
@@ -110,49 +109,9 @@ def modifiers_of(call: Call) -> Modifiers:
         named["attn_mask"] = call.attn_mask.expand(*call.q.shape[:3], call.k.shape[2])
     longest: Any = (call.max_seqlen_q, call.max_seqlen_k)
     window = (call.window_left, call.window_right)
-    wanted = call.attn_mask is not None and isinstance(call, Backward) and call.mask_gradient
-    named["mask_gradient"] = tuple(call.attn_mask.shape) if wanted else None
+    if call.attn_mask is not None and isinstance(call, Backward) and call.mask_gradient:
+        named["mask_gradient"] = tuple(call.attn_mask.shape)
     return Modifiers(window_size=window, max_seqlens=longest, **named)
-
-
-def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
-    """Check the values of modifications against a checked q; those on a GPU are not looked at.
-
-    Raises:
-        UnsupportedProblemError: one is out of range, or no tensor of the right shape and dtype on q's device.
-    """
-    attention_checks.check_window(modifiers.window_size)
-    require(
-        0 <= modifiers.softcap < math.inf,
-        f"softcap must be a finite number, 0 for none, got {modifiers.softcap}",
-    )
-    batch, heads = q.shape[:2]
-    ends = modifiers.cu_seqlens_q
-    if ends is not None:
-        attention_checks.check_packing(q, ends, modifiers.cu_seqlens_k, modifiers.max_seqlens)
-        batch = len(ends) - 1
-    for name, x in modifiers.tensors.items():
-        if name in CU_SEQLENS:
-            continue
-        if name == "attn_mask":
-            device = q.device  # its shape is that of all pairs
-            require(x.device == device, f"attn_mask must be on q's device {device}, got {x.device}")
-            continue
-        shape: tuple[int, ...] = (heads,)
-        if name in SPANNED:
-            shape = (batch,) if name == PREFIX_LENS else (batch, q.shape[2])
-        if name == "alibi_slopes" and x.dim() == 2:
-            shape = (batch, heads)
-        dtype = torch.int32 if name in SPANNED else torch.float32
-        if name == "bias_table":
-            name, shape = "bias", (heads, attention_checks.check_entries(x))  # as a caller knows it
-        checks.check_like(name, x, shape, dtype, q.device)
-        require(x.is_contiguous(), f"{name} must be contiguous, got strides of {x.stride()}")
-    slopes = modifiers.alibi_slopes
-    require(
-        slopes is None or not slopes.requires_grad,
-        "alibi_slopes get no gradient: pass them detached, got requires_grad=True",
-    )
 
 
 # --- the ops -----------------------------------------------------------------------------------------
@@ -162,7 +121,7 @@ def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     if checks.is_empty(call.q, call.k):
         return _forward_empty(call)
     modifiers = modifiers_of(call)
-    check_modifiers(call.q, modifiers)
+    attention_checks.check_modifiers(call.q, modifiers)
     o, lse = attention_plan.attention_forward(
         *call[:3], call[3:7], True, call.seqlens_k, call.starts_k, modifiers
     )
@@ -192,23 +151,32 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     q = call.q
     checks.check_tensors(q, call.k, call.v)
     attention_checks.check_bounds(q, seqlens_k=call.seqlens_k, starts_k=call.starts_k)
-    check_modifiers(q, modifiers_of(call))
+    attention_checks.check_modifiers(q, modifiers_of(call))
     checks.check_scale(call.softmax_scale, attention_checks.SCALE)
     return checks.empty_output(q, call.v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def backward_by_kernel(call: Backward) -> Tensors:
-    """Gradients of q, k, v, the sinks, the bias table and the mask; an empty tensor stands for what is not wanted."""
-    if checks.is_empty(call.q, call.k):
-        return _backward_empty(call)
-    gradients = attention_plan.attention_backward(
+def gradients_by_kernel(call: Backward) -> Tensors:
+    """Gradients of q, k and v, then of the sinks, the bias table and the mask as far as they are wanted."""
+    return attention_plan.attention_backward(
         *call[:7],
         call[7:11],
         call.deterministic,
         modifiers_of(call),
         bias_gradient=call.bias_gradient,
     )
-    dq, dk, dv, *of_values = gradients
+
+
+def plan_of_backward(call: Backward) -> attention_plan.AnyPlan:
+    """The plan of :func:`gradients_by_kernel` for a call with a gradient of O."""
+    options = (call[7:11], call.deterministic, modifiers_of(call), call.bias_gradient)
+    return attention_plan.backward_plan(call[:7], *options)
+
+
+def _backward_cuda(call: Backward) -> Tensors:
+    if checks.is_empty(call.q, call.k):
+        return _backward_empty(call)
+    dq, dk, dv, *of_values = gradients_by_kernel(call)
     wanted = (call.sinks is not None, call.bias_gradient, call.mask_gradient)
     return dq, dk, dv, *(of_values.pop(0) if wants else nothing(call.q) for wants in wanted)
 
@@ -239,7 +207,7 @@ def _backward_fake(call: Backward) -> Tensors:
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     checks.check_tensors(q, k, v)
     attention_checks.check_gradients(call.grad_o, call.grad_lse, q, v, call.o, call.lse)
-    check_modifiers(q, modifiers_of(call))
+    attention_checks.check_modifiers(q, modifiers_of(call))
     table = call.bias_table if call.bias_gradient else None
     mask = call.attn_mask if call.mask_gradient else None
     of_values = (nothing(q) if x is None else x.new_empty(x.shape) for x in (sinks, table, mask))
@@ -252,7 +220,7 @@ FORWARD_OP = define(
 BACKWARD_OP = define(
     "attention_modified_backward",
     Backward,
-    backward_by_kernel,
+    _backward_cuda,
     _backward_cpu,
     _backward_fake,
     results=6,

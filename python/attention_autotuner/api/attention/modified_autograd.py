@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from ...core.modifications import SPANNED
 from ..shared.launch import Plan
 from ..shared.plain import Gradient, applier, are_plain, refuse_tangents, settings_of
-from .modified import BACKWARD_OP, UNPACKED, Backward, backward_by_kernel
-from .modified_replay import Replay
+from .modified import BACKWARD_OP, UNPACKED, Backward, gradients_by_kernel
+from .modified_replay import Replay, replayed_backward
 
 
 def run_modified(
@@ -62,7 +63,7 @@ class ModifiedFunction(torch.autograd.Function):
         # Tensors are kept by torch, which says where they were overwritten.
         ctx.save_for_backward(q, k, v, o, lse, sinks, table, mask, *others)
         ctx.set_materialize_grads(False)
-        ctx.plan = plan
+        ctx.plan, ctx.asked = plan, replay.asked
         ctx.others = (*replay.options, deterministic, *replay.window, replay.softcap)
         return (o, lse) if return_lse else o
 
@@ -75,22 +76,23 @@ class ModifiedFunction(torch.autograd.Function):
         _, _, _, of_sinks, of_table, of_mask, _ = ctx.needs_input_grad
         # With the axes of all pairs.
         pairs = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        values = (slopes, pairs, sinks, *UNPACKED, table, of_table, prefixes, ids, of_mask)
-        fields: Any = (grad_o, grad_lse, *saved, *ctx.others, *values)
+        values: Any = (slopes, pairs, sinks, *UNPACKED, table, of_table, prefixes, ids, of_mask)
+        wanted = (sinks is not None, of_table, of_mask)
+        call = Backward(grad_o, grad_lse, *saved, *ctx.others, *values)
         with settings_of(ctx.plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
                 refuse_tangents(grad_o, grad_lse, *saved, op="attention")
-                gradients = BACKWARD_OP(*fields)
+                results = BACKWARD_OP(*call)
+                gradients = (*results[:3], *compress(results[3:], wanted))
+            elif grad_o is None or grad_lse is not None:
+                gradients = gradients_by_kernel(call)
             else:
-                gradients = backward_by_kernel(Backward(*fields))
-        dq, dk, dv, dsinks, dtable, dmask = gradients
-        return (
-            *(dq, dk, dv),
-            dsinks if of_sinks else None,
-            dtable if of_table else None,
-            dmask.view(mask.shape) if of_mask else None,
-            None,
-        )
+                asked = (ctx.asked, call.deterministic, of_table, of_mask)
+                gradients = replayed_backward(asked, call)
+        dq, dk, dv, *others = gradients
+        dsinks, dtable, dmask = (others.pop(0) if wants else None for wants in wanted)
+        dmask = None if dmask is None else dmask.view(mask.shape)
+        return (dq, dk, dv, dsinks if of_sinks else None, dtable, dmask, None)
 
 
 _apply = applier(ModifiedFunction)

@@ -13,6 +13,7 @@ from ..shared import plain
 from ..shared.launch import Plan
 from . import plan as attention_plan
 from .checks import Options, canonical_window
+from .modified import Backward, Tensors, gradients_by_kernel, plan_of_backward
 
 
 class Replay(NamedTuple):
@@ -115,3 +116,24 @@ class Replay(NamedTuple):
         q, k, v = tensors[:3]
         plan = attention_plan.forward_plan(q, k, v, self.options, True, self.bounds, modifiers)
         memory.remember(self.asked, plan, *tensors)
+
+
+def replayed_backward(asked: Any, call: Backward) -> Tensors:
+    """Gradients as :func:`.gradients_by_kernel` has them, of plain tensors and that of O alone, by an earlier plan.
+
+    Args:
+        asked: all that the plan depends on beside the tensors.
+        call: without packed sequences.
+    """
+    memory = attention_plan.BACKWARD_REPLAYS
+    assert call.grad_o is not None
+    tensors = (call.grad_o, call.q, call.k, call.v, call.o, call.lse)
+    # In the order of Modifiers.tensors.
+    first = (call.alibi_slopes, call.bias_table, call.attn_mask, call.sinks)
+    values = [x for x in (*first, call.prefix_lens, call.document_ids) if x is not None]
+    plan = memory.find(asked, *tensors, *values)
+    if plan is None:
+        memory.remember(asked, plan_of_backward(call), *tensors, *values)
+        return gradients_by_kernel(call)
+    grad_o, q, k, v, o, lse = tensors
+    return tuple(plan.run(q, k, v, o, grad_o, lse, None, *values))

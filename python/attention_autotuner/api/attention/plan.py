@@ -176,7 +176,7 @@ def attention_backward(
         checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
     tensors = (grad_o, grad_lse, q, k, v, o, lse)
-    plan = _backward_plan(tensors, options, deterministic, modifiers, bias_gradient)
+    plan = backward_plan(tensors, options, deterministic, modifiers, bias_gradient)
     values = _values_of(modifiers).values()
     return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values))
 
@@ -208,18 +208,19 @@ def replayed_backward(
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
         every = (grad_o, None, q, k, v, o, lse)
-        plan = _backward_plan(every, options, deterministic)
+        plan = backward_plan(every, options, deterministic)
         BACKWARD_REPLAYS.remember(asked, plan, *tensors)
     return tuple(plan.run(q, k, v, o, grad_o, lse, None))
 
 
-def _backward_plan(
+def backward_plan(
     tensors: Sequence[Any],
     options: Options,
     deterministic: bool,
     modifiers: Modifiers | None = None,
     bias_gradient: bool = False,
 ) -> AnyPlan:
+    """The backward plan of a call: of the gradients of O and LSE, q, k, v, O and LSE, as :func:`attention_backward`."""
     grad_o, grad_lse, q, k, v, o, lse = tensors
     key = (
         launch.signature_of_three(q, k, v),

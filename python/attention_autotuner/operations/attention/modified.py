@@ -194,9 +194,10 @@ def attention_modified_backward(
                 of_o, of_lse = (
                     None if x is None else block.of_queries(x) for x in (grad_o, grad_lse)
                 )
-                *results, ds = block.differentiate(of_o, of_lse, *block.tensors(q, k, v, dtype))
-                dq[entries, block.queries], dk[entries, heads], dv[entries, heads] = results[:3]
-                for total, addend in zip(of_values, results[3:], strict=True):
+                three = block.tensors(q, k, v, dtype)
+                *of_three, ds = block.differentiate(of_o, of_lse, *three)
+                dq[entries, block.queries], dk[entries, heads], dv[entries, heads] = of_three[:3]
+                for total, addend in zip(of_values, of_three[3:], strict=True):
                     total[block.queries] += addend
                 if of_mask is not None:
                     _add(of_mask, ds, (entries, block.queries))

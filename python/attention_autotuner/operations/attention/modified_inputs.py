@@ -41,8 +41,9 @@ def modifiers_of(problem: Problem, inputs: Inputs) -> Modifiers:
     if summed is not None:
         sizes = enumerate(tensors["attn_mask"].shape)
         shape = tuple(1 if int(summed) >> axis & 1 else size for axis, size in sizes)
-    values = {"window_size": problem.window_size, "mask_gradient": shape, "softcap": softcap}
-    return Modifiers(**values, **tensors)
+    return Modifiers(
+        window_size=problem.window_size, softcap=softcap, mask_gradient=shape, **tensors
+    )
 
 
 def with_values(
