@@ -69,12 +69,12 @@ BACKWARD = ("fused", "two_pass", "one_pass", "three_kernels")
 
 GRADIENT, PATCH = "common/attn_mask_gradient.cuh", "score/mask_patch.cuh"
 MISTAKES: dict[str, tuple[str, tuple[str, str, str]]] = {  # by the mask that shows them
-    "another_part": (
+    "another_split": (
         "of all",
         (
             GRADIENT,
-            "total += list.sums[part * elements + place];",
-            "total = list.sums[part * elements + place];",
+            "total += list.sums[split * elements + place];",
+            "total = list.sums[split * elements + place];",
         ),
     ),
     "one_row": ("of keys", (GRADIENT, "if (list.sums_over(List::kQueries)) warp.add_rows();", "")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import settings
+from attention_autotuner.api.attention import modified_autograd, varlen
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.shared import planning, replay
 
 flash_attn_func: Any = attention_autotuner.flash_attn_func  # as an untyped caller sees it
+varlen_func: Any = attention_autotuner.flash_attn_varlen_func
 SHAPE = (2, 4, 12, 16)
 OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"window_size": (3, 0)},
@@ -33,14 +36,21 @@ class Reference:
 
     runs = 0
 
-    def __init__(self, reference: Callable[..., Sequence[torch.Tensor]]) -> None:
+    def __init__(self, reference: Callable[..., Sequence[torch.Tensor]], outputs: Any) -> None:
         self.settings = settings.current()
         self._reference = reference
+        self._of_rows = 3 if outputs[0].name == "o" else 7  # inputs that may be packed
 
     def run(self, *tensors: Any) -> list[torch.Tensor]:
         """The results."""
         Reference.runs += 1
-        return list(self._reference(*tensors))
+        count = self._of_rows if tensors[0].dim() == 3 else 0
+        batches = map(modified_autograd._as_batch, tensors[:count])
+        return list(self._reference(*batches, *tensors[count:]))
+
+
+def made(*, reference: Any, outputs: Any, **_: Any) -> Reference:
+    return Reference(reference, outputs)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +58,7 @@ def _references(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take tensors of the CPU for those of a GPU, whose kernels the reference stands for."""
     monkeypatch.setattr(replay.Replays, "takes", lambda *_: True)
     monkeypatch.setattr(replay, "Plan", Reference)
-    monkeypatch.setattr(planning, "plan_of", lambda *_, **named: Reference(named["reference"]))
+    monkeypatch.setattr(planning, "plan_of", lambda *_, **named: made(**named))
     for table in (
         attention_plan.FORWARD_PLANS,
         attention_plan.BACKWARD_PLANS,
@@ -188,3 +198,96 @@ def test_key_bounds_are_those_of_the_call(name: str, names: tuple[str, ...]) -> 
         whole = flash_attn_func(*leaves[:3], **named)
         assert not torch.equal(whole, first)
     assert flash_attn_func(*leaves[:3], **named, **asked).requires_grad
+
+
+PACKED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal and a window": {"causal": True, "window_size": (3, -1)},
+    "all": {
+        "softcap": 2.0,
+        "alibi_slopes": torch.linspace(0.1, 0.6, 4),
+        "bias": torch.linspace(-1, 1, 4 * 9).view(4, 9),
+        "sinks": torch.linspace(-1, 1, 4),
+    },
+}
+ENDS = torch.tensor([0, 5, 5, 16, 22], dtype=torch.int32)
+
+
+def packed_leaves(options: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """q, k and v of packed sequences, then what is learned, and the options with those."""
+    generator = torch.Generator().manual_seed(2)
+    three = [torch.randn(24, heads, 16, generator=generator).half() for heads in (4, 2, 2)]
+    learned: dict[str, Any] = {
+        name: options[name].clone() for name in ("sinks", "bias") if name in options
+    }
+    leaves = [x.requires_grad_() for x in (*three, *learned.values())]
+    return leaves, {**options, **learned}
+
+
+def packed_results(
+    options: dict[str, Any], ends: torch.Tensor = ENDS, *, of_lse: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """O and gradients."""
+    leaves, named = packed_leaves(options)
+    o, lse = varlen_func(*leaves[:3], ends, ends, 11, 11, return_lse=True, **named)
+    total = (o.float() * torch.sin(torch.arange(o.numel())).view(o.shape)).sum()
+    if of_lse:
+        total = total + lse.masked_fill(lse.isinf(), 0.0).square().sum()
+    return (o, *torch.autograd.grad(total, leaves))
+
+
+@pytest.mark.parametrize("of_lse", [False, True])
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_sequences_are_replayed(
+    monkeypatch: pytest.MonkeyPatch, name: str, of_lse: bool
+) -> None:
+    expected = packed_results(PACKED[name], of_lse=of_lse)
+    monkeypatch.setattr(varlen, "FORWARD_OP", None)
+    for time in range(2):
+        if time == 1 and not of_lse:
+            monkeypatch.setattr(attention_plan, "backward_plan", None)
+        replayed = packed_results(PACKED[name], of_lse=of_lse)
+        for ours, wanted in zip(replayed, expected, strict=True):
+            assert ours.shape == wanted.shape
+            assert ours.stride() == wanted.stride()
+            torch.testing.assert_close(ours, wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_replayed_packed_calls_follow_their_lengths() -> None:
+    others = torch.tensor([0, 9, 12, 13, 24], dtype=torch.int32)
+    leaves, _ = packed_leaves({})
+    packed_results({})
+    for ends in (others, ENDS):
+        replayed = varlen_func(*leaves[:3], ends, ends, 9, 12)  # greatest lengths of one bucket
+        with torch.no_grad():
+            alone = varlen_func(*leaves[:3], ends, ends, 9, 12)
+        by_sequence = [
+            flash_attn_func(*(x[a:b].transpose(0, 1)[None] for x in leaves[:3]))[0].transpose(0, 1)
+            for a, b in pairwise(ends.tolist())
+        ]
+        for o in (replayed, alone):
+            torch.testing.assert_close(o[: ends[-1]], torch.cat(by_sequence), atol=2e-3, rtol=2e-3)
+            assert not o[ends[-1] :].any()
+
+
+def test_results_of_packed_calls_are_no_views() -> None:
+    leaves, _ = packed_leaves({})
+    for _ in range(2):
+        o, lse = varlen_func(*leaves[:3], ENDS, ENDS, 11, 11, return_lse=True)
+    assert not o._is_view()
+    assert not lse._is_view()
+    (2.0 * lse).relu_().sum().backward()
+    with torch.no_grad():
+        o += 1.0
+
+
+def test_second_derivatives_of_packed_calls_are_those_of_the_longer_way() -> None:
+    def twice() -> tuple[torch.Tensor, ...]:
+        leaves, named = packed_leaves(PACKED["all"])
+        o = varlen_func(*leaves[:3], ENDS, ENDS, 11, 11, **named)
+        once = torch.autograd.grad(o.float().square().sum(), leaves, create_graph=True)
+        total: Any = sum(x.float().square().sum() for x in once)
+        return torch.autograd.grad(total, leaves)
+
+    for replayed, expected in zip(*reversed([twice(), twice()]), strict=True):
+        torch.testing.assert_close(replayed, expected, atol=5e-3, rtol=5e-3)

@@ -139,8 +139,8 @@ typedef struct attention_autotuner_attention_backward_params {
   const int32_t* document_ids;
   const int32_t* prefix_lens;
   /* since 1007 */
-  void* dattn_mask;         /* contiguous, of the type that attn_mask_kind names, which is not 0: the gradient of what is
-                               added, or null where not wanted */
+  void* dattn_mask; /* contiguous, of the type that attn_mask_kind names, which is not 0: the gradient of what is
+                       added, or null where not wanted */
   int32_t attn_mask_summed; /* axes of dattn_mask that have one entry, for the sum over batch (1), heads_q (2), seqlen_q
                                (4) or seqlen_k (8), added up */
 } attention_autotuner_attention_backward_params;

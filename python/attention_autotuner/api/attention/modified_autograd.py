@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
 import torch
 
 from ...core.modifications import SPANNED
+from ...operations.attention.modified import CU_SEQLENS
 from ..shared.launch import Plan
 from ..shared.plain import Gradient, applier, are_plain, refuse_tangents, settings_of
-from .modified import BACKWARD_OP, UNPACKED, Backward, gradients_by_kernel
-from .modified_replay import Replay, replayed_backward
+from .modified import BACKWARD_OP, Backward, gradients_by_kernel
+from .modified_replay import Replay, as_batch, as_rows, replayed_backward
 
 
 def run_modified(
@@ -19,7 +21,7 @@ def run_modified(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """O, or O and LSE, of a call by the plan of one like it; differentiable where that may be asked for."""
     if not replay.differentiable:
-        o, lse = plan.run(*replay.inputs)
+        o, lse = replay.run(plan)
         return (o, lse) if return_lse else o
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -57,13 +59,13 @@ class ModifiedFunction(torch.autograd.Function):
             call: the plan, the call, whether the gradients must be deterministic, and whether LSE is wanted.
         """
         plan, replay, deterministic, return_lse = call
-        o, lse = plan.run(*replay.inputs)
-        named = replay.named
-        others = (named["alibi_slopes"], *map(named.get, SPANNED))
+        o, lse = replay.run(plan)
+        others = map(replay.named.get, ("alibi_slopes", *SPANNED, *CU_SEQLENS))
         # Tensors are kept by torch, which says where they were overwritten.
         ctx.save_for_backward(q, k, v, o, lse, sinks, table, mask, *others)
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.asked = plan, replay.asked
+        ctx.plan, ctx.longest = plan, replay.longest
+        ctx.asked = (replay.asked, deterministic)
         ctx.others = (*replay.options, deterministic, *replay.window, replay.softcap)
         return (o, lse) if return_lse else o
 
@@ -72,27 +74,56 @@ class ModifiedFunction(torch.autograd.Function):
         """Gradients of q, k, v, the sinks, the bias table and the mask."""
         if grad_o is None and grad_lse is None:
             return (None,) * 7
-        *saved, sinks, table, mask, slopes, prefixes, ids = ctx.saved_tensors
+        *saved, sinks, table, mask, slopes, prefixes, ids, ends_q, ends_k = ctx.saved_tensors
         _, _, _, of_sinks, of_table, of_mask, _ = ctx.needs_input_grad
         # With the axes of all pairs.
         pairs = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        values: Any = (slopes, pairs, sinks, *UNPACKED, table, of_table, prefixes, ids, of_mask)
-        wanted = (sinks is not None, of_table, of_mask)
-        call = Backward(grad_o, grad_lse, *saved, *ctx.others, *values)
+        packed = ctx.longest is not None
+
+        def make_call() -> Backward:
+            tensors: Any = (grad_o, grad_lse, *saved)
+            if packed:
+                tensors = map(_as_batch, tensors)
+            longest = ctx.longest or (0, 0)
+            values = (slopes, pairs, sinks, ends_q, ends_k, *longest, table, of_table)
+            arguments: Any = (*tensors, *ctx.others, *values, prefixes, ids, of_mask)
+            return Backward(*arguments)
+
+        wanted, rows = (sinks is not None, of_table, of_mask), as_rows
         with settings_of(ctx.plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
                 refuse_tangents(grad_o, grad_lse, *saved, op="attention")
-                results = BACKWARD_OP(*call)
+                results = BACKWARD_OP(*make_call())
                 gradients = (*results[:3], *compress(results[3:], wanted))
+                rows = _as_rows  # with a derivative
             elif grad_o is None or grad_lse is not None:
-                gradients = gradients_by_kernel(call)
+                gradients = gradients_by_kernel(make_call())
             else:
-                asked = (ctx.asked, call.deterministic, of_table, of_mask)
-                gradients = replayed_backward(asked, call)
-        dq, dk, dv, *others = gradients
-        dsinks, dtable, dmask = (others.pop(0) if wants else None for wants in wanted)
+                asked = (ctx.asked, of_table, of_mask)
+                values = (slopes, table, pairs, sinks, prefixes, ids, ends_q, ends_k)
+                gradients = replayed_backward(asked, (grad_o, *saved), values, make_call)
+        *three, dsinks, dtable, dmask = _by_place(gradients, wanted)
+        if packed:
+            three = [rows(x) for x in three]
         dmask = None if dmask is None else dmask.view(mask.shape)
-        return (dq, dk, dv, dsinks if of_sinks else None, dtable, dmask, None)
+        return (*three, dsinks if of_sinks else None, dtable, dmask, None)
+
+
+def _as_batch(x: torch.Tensor | None) -> torch.Tensor | None:
+    """:func:`as_batch`, of LSE without a dim as well."""
+    if x is None:
+        return None
+    return as_batch(x) if x.dim() == 3 else x.unsqueeze(0)
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    return x.squeeze(0).transpose(0, 1)
+
+
+def _by_place(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    """Gradients of q, k and v, then of what may have one, None where it is not wanted."""
+    others = iter(gradients[3:])
+    return [*gradients[:3], *(next(others) if wants else None for wants in wanted)]
 
 
 _apply = applier(ModifiedFunction)

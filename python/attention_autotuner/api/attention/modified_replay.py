@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ...core.problem import NO_WINDOW, is_pair
+from ...core.problem import NO_WINDOW, bucket_seqlen, is_pair
 from ...operations.attention.modified import Modifiers
 from ..shared import plain
 from ..shared.launch import Plan
 from . import plan as attention_plan
 from .checks import Options, canonical_window
 from .modified import Backward, Tensors, gradients_by_kernel, plan_of_backward
+
+Values = Mapping[str, "torch.Tensor | None"]
+
+
+def as_batch(x: torch.Tensor) -> torch.Tensor:
+    """Rows of packed sequences, ``[rows, heads, dim]``, as the one batch entry that kernels take them for."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """The reverse of :func:`as_batch`, in place: autograd takes a view that a function returns for another tensor."""
+    return x.squeeze_(0).transpose_(0, 1)
 
 
 class Replay(NamedTuple):
@@ -29,21 +41,23 @@ class Replay(NamedTuple):
         window: without bounds that hide nothing.
         softcap: as it was asked for.
         differentiable: a gradient may be asked for.
+        longest: the greatest lengths of packed sequences, whose q, k and v are ``[rows, heads, dim]``; None of others.
     """
 
     asked: Any
     inputs: tuple[torch.Tensor | None, ...]
-    bounds: Mapping[str, torch.Tensor | None]
-    named: Mapping[str, torch.Tensor | None]
+    bounds: Values
+    named: Values
     options: Options
     window: tuple[int, int]
     softcap: float
     differentiable: bool
+    longest: tuple[int, int] | None = None
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The inputs that are there."""
-        return tuple(x for x in self.inputs if x is not None)
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The inputs that are there, by which calls are compared."""
+        return _compared([x for x in self.inputs if x is not None])
 
     @classmethod
     def of(
@@ -64,31 +78,21 @@ class Replay(NamedTuple):
             options: of the softmax.
         """
         window, softcap = numbers
-        present = tuple(name for name, x in named.items() if x is not None)
         inputs = (*three, *bounds.values(), *(x for x in named.values() if x is not None))
-        differentiable = False
-        for x in inputs:
-            if x is None:
-                continue
-            if type(x) not in plain.PLAIN_TYPES or x.is_nested:
-                return None
-            differentiable = differentiable or x.requires_grad
-        if differentiable:
-            differentiable = torch.is_grad_enabled()
-            slopes = named["alibi_slopes"]  # whose gradient is refused
-            if (differentiable and bounds) or (slopes is not None and slopes.requires_grad):
-                return None
+        differentiable = _is_differentiable(inputs, named)
         if (
-            type(softcap) is not float
+            differentiable is None
+            or (differentiable and bounds)
+            or type(softcap) is not float
             or type(window) is not tuple
             or [type(x) for x in window] != [int, int]
-            or plain.is_watched()
         ):
             return None
         q, k = inputs[:2]
         valid = is_pair(window, -1) and q.dim() == k.dim() == 4
         if not valid:
             return None
+        present = tuple(name for name, x in named.items() if x is not None)
         limits = tuple(name for name, x in bounds.items() if x is not None)
         mask = named["attn_mask"]
         shapes = (q.shape, k.shape, None if mask is None else mask.shape)
@@ -97,6 +101,31 @@ class Replay(NamedTuple):
         hides, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
         options = (scale, causal, top_left, device_type)
         return cls(asked, inputs, bounds, named, options, hides, softcap, differentiable)
+
+    @classmethod
+    def of_packed(
+        cls,
+        three: Sequence[Any],
+        named: Mapping[str, Any],
+        longest: tuple[int, int],
+        numbers: tuple[tuple[int, int], Any],
+        options: Options,
+    ) -> Replay | None:
+        """The same of packed sequences: ``longest`` and the window have been checked, ``named`` has cu_seqlens last."""
+        window, softcap = numbers
+        inputs = (*three, *(x for x in named.values() if x is not None))
+        differentiable = _is_differentiable(inputs, named)
+        if differentiable is None or type(softcap) is not float:
+            return None
+        q, k, _ = three
+        if q.dim() != 3 or k.dim() != 3:
+            return None
+        present = tuple(name for name, x in named.items() if x is not None)
+        ends = named["cu_seqlens_q"]
+        shapes = (q.shape, k.shape, ends.shape, ends is named["cu_seqlens_k"])
+        most = tuple(map(bucket_seqlen, longest))
+        asked = (*shapes, options, window, softcap, present, most, differentiable)
+        return cls(asked, inputs, {}, named, options, window, softcap, differentiable, longest)
 
     @property
     def bends_nothing(self) -> bool:
@@ -107,33 +136,67 @@ class Replay(NamedTuple):
         """The plan of an earlier call like it; None without one. It leaves O and LSE."""
         return attention_plan.FORWARD_REPLAYS.find(self.asked, *self.tensors)
 
+    def run(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+        """O and LSE."""
+        o, lse = plan.run(*self.inputs)
+        return (o, lse) if self.longest is None else (as_rows(o), lse.squeeze_(0))
+
     def remember(self, modifiers: Modifiers) -> None:
         """Keep the plan of this call, which has been computed; nothing where tensors are not those of one GPU."""
         memory, tensors = attention_plan.FORWARD_REPLAYS, self.tensors
         if not memory.takes(*tensors):
             return
         assert [*modifiers.tensors] == [name for name, x in self.named.items() if x is not None]
-        q, k, v = tensors[:3]
+        q, k, v = tensors[:3] if self.longest is None else map(as_batch, tensors[:3])
         plan = attention_plan.forward_plan(q, k, v, self.options, True, self.bounds, modifiers)
         memory.remember(self.asked, plan, *tensors)
 
 
-def replayed_backward(asked: Any, call: Backward) -> Tensors:
+def _compared(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Without the last one where it is the one before, as ``cu_seqlens`` may be: to torch's guards none equals such."""
+    return tensors[:-1] if len(tensors) > 1 and tensors[-1] is tensors[-2] else tensors
+
+
+def _is_differentiable(inputs: Sequence[Any], named: Mapping[str, Any]) -> bool | None:
+    """True where a gradient of a call may be asked for; None where a tensor is not plain, or something looks on."""
+    differentiable = False
+    for x in inputs:
+        if x is None:
+            continue
+        if type(x) not in plain.PLAIN_TYPES or x.is_nested:
+            return None
+        differentiable = differentiable or x.requires_grad
+    if plain.is_watched():
+        return None
+    if differentiable:
+        differentiable = torch.is_grad_enabled()
+        slopes = named["alibi_slopes"]
+        if slopes is not None and slopes.requires_grad:
+            return None  # their gradient is refused
+    return differentiable
+
+
+def replayed_backward(
+    asked: Any,
+    tensors: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor | None],
+    make_call: Callable[[], Backward],
+) -> Tensors:
     """Gradients as :func:`.gradients_by_kernel` has them, of plain tensors and that of O alone, by an earlier plan.
 
     Args:
         asked: all that the plan depends on beside the tensors.
-        call: without packed sequences.
+        tensors: the gradient of O, q, k, v, O and LSE.
+        values: what bends scores, in the order of :attr:`.Modifiers.tensors`.
+        make_call: makes the arguments of the backward op, of a call that is like none before.
     """
     memory = attention_plan.BACKWARD_REPLAYS
-    assert call.grad_o is not None
-    tensors = (call.grad_o, call.q, call.k, call.v, call.o, call.lse)
-    # In the order of Modifiers.tensors.
-    first = (call.alibi_slopes, call.bias_table, call.attn_mask, call.sinks)
-    values = [x for x in (*first, call.prefix_lens, call.document_ids) if x is not None]
-    plan = memory.find(asked, *tensors, *values)
+    present = [x for x in values if x is not None]
+    compared = (*tensors, *_compared(present))
+    plan = memory.find(asked, *compared)
     if plan is None:
-        memory.remember(asked, plan_of_backward(call), *tensors, *values)
+        call = make_call()
+        memory.remember(asked, plan_of_backward(call), *compared)
         return gradients_by_kernel(call)
     grad_o, q, k, v, o, lse = tensors
-    return tuple(plan.run(q, k, v, o, grad_o, lse, None, *values))
+    return tuple(plan.run(q, k, v, o, grad_o, lse, None, *present))

@@ -1,5 +1,4 @@
 // Host side of an attention or retnet backward artifact of family sm90: workspace, checks, TMA descriptors, launches.
-//
 // Rows' LSE and delta and split reductions are those of family sm80.
 #pragma once
 
@@ -328,6 +327,7 @@ struct AttentionBackwardSm90Entry {
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
     int* const complete = reinterpret_cast<int*>(at(places.complete));
     float* const bias_sums = reinterpret_cast<float*>(at(places.bias_sums));
+    float* const mask_sums = reinterpret_cast<float*>(at(places.mask_sums));
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
@@ -360,9 +360,7 @@ struct AttentionBackwardSm90Entry {
           return cuda_status(cudaGetLastError());
         })
         .then([&] { return TableGradient::launch_before(common, bias_sums, stream); })
-        .then([&] {
-          return AttnMaskGradient<Config>::launch(common, reinterpret_cast<float*>(at(places.mask_sums)), stream);
-        })
+        .then([&] { return AttnMaskGradient<Config>::launch(common, mask_sums, stream); })
         .then([&] {
           return Passes::for_each([&](auto traits) {
             return launch_pass<decltype(traits)>(common, semaphores, complete, listed, bias_sums, stream, most_ctas);

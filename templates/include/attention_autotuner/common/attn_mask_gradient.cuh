@@ -32,8 +32,8 @@ struct AttnMaskGradientList {
   enum Axis { kBatch = 1, kHeads = 2, kQueries = 4, kKeys = 8 };  // see attn_mask_summed in abi.h
   int batch, heads, row_blocks, key_blocks;
   int summed;
-  int parts;    // CTAs that share a tile of the mask
-  float* sums;  // workspace, where those are several: [parts, elements of the mask]
+  int splits;   // CTAs that share a tile of the mask
+  float* sums;  // workspace, where those are several: [splits, elements of the mask]
 
   __host__ __device__ bool sums_over(Axis axis) const { return (summed & axis) != 0; }
   // Of the mask: its tiles, and the tiles of scores that each serves.
@@ -234,16 +234,16 @@ __global__ void __launch_bounds__(kScoreThreads)
                             AttnMaskGradientList const __grid_constant__ list) {
   using List = AttnMaskGradientList;
   extern __shared__ __align__(128) char smem_bytes[];
-  int const tile = block_index() / list.parts, part = block_index() % list.parts;
+  int const tile = block_index() / list.splits, split = block_index() % list.splits;
   AttnMaskGradientTile<Config> warp{{shared_address(smem_bytes), 0}};
   clear(warp.sum);
-  warp.add(arguments, list, tile, part, list.parts);
+  warp.add(arguments, list, tile, split, list.splits);
   if (list.sums_over(List::kQueries)) warp.add_rows();
   if (list.sums_over(List::kKeys)) warp.add_columns();
   auto const& p = arguments.params;
   ScoreTilePlace const place = place_of_tile(list, tile, 0);
-  if (list.parts > 1) {
-    warp.store(list.sums + part * attn_mask_elements(p), arguments, list, place);
+  if (list.splits > 1) {
+    warp.store(list.sums + split * attn_mask_elements(p), arguments, list, place);
   } else {
     with_mask_type(p.attn_mask_kind,
                    [&](auto* type) { warp.store(static_cast<decltype(type)>(p.dattn_mask), arguments, list, place); });
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kScoreThreads)
   if (place >= elements) return;
   float total = 0.0f;
 #pragma unroll 4
-  for (int part = 0; part < list.parts; ++part) total += list.sums[part * elements + place];
+  for (int split = 0; split < list.splits; ++split) total += list.sums[split * elements + place];
   with_mask_type(p.attn_mask_kind, [&](auto* type) {
     using Value = std::remove_pointer_t<decltype(type)>;
     static_cast<Value*>(p.dattn_mask)[place] = Value(total);
@@ -293,7 +293,7 @@ struct AttnMaskGradient {
           p.batch, p.heads_q, divide_up(p.seqlen_q, kScoreTile), divide_up(p.seqlen_k, kScoreTile), p.attn_mask_summed,
           1,       sums};
       int64_t const enough = (kMaskCtas + list.tiles() - 1) / list.tiles();
-      list.parts = int(enough < list.addends() ? enough : list.addends());
+      list.splits = int(enough < list.addends() ? enough : list.addends());
     }
     return list;
   }
@@ -303,8 +303,8 @@ struct AttnMaskGradient {
   }
   static int64_t workspace_bytes(Params const& p) {
     if constexpr (kHas) {
-      int const parts = list_of(p, nullptr).parts;
-      if (wanted(p) && parts > 1) return parts * attn_mask_elements(p) * int64_t(sizeof(float));
+      int const splits = list_of(p, nullptr).splits;
+      if (wanted(p) && splits > 1) return splits * attn_mask_elements(p) * int64_t(sizeof(float));
     }
     return 0;
   }
@@ -315,7 +315,7 @@ struct AttnMaskGradient {
       Params const& p = arguments.params;
       if (!wanted(p)) return ATTENTION_AUTOTUNER_OK;
       AttnMaskGradientList const list = list_of(p, sums);
-      int64_t const ctas = list.tiles() * list.parts,
+      int64_t const ctas = list.tiles() * list.splits,
                     adding = (attn_mask_elements(p) + kScoreThreads - 1) / kScoreThreads;
       bool const added = p.attn_mask_kind != 0 && p.attn_mask_summed >= 0 && p.attn_mask_summed < 16;
       if (!added || ctas > INT32_MAX || list.addends() > INT32_MAX || adding > INT32_MAX) {
@@ -323,7 +323,7 @@ struct AttnMaskGradient {
       }
       backward_attn_mask_sums<Config>
           <<<int(ctas), kScoreThreads, AttnMaskGradientTile<Config>::kSmemBytes, stream>>>(arguments, list);
-      if (list.parts > 1) {
+      if (list.splits > 1) {
         backward_attn_mask_gradient<Config><<<int(adding), kScoreThreads, 0, stream>>>(arguments, list);
       }
       return cuda_status(cudaGetLastError());
