@@ -12,6 +12,8 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import settings
+from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.attention import varlen
 from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate, Family
 from attention_autotuner.core.problem import Problem
@@ -135,6 +137,24 @@ def test_a_batch_is_its_sequences(window: tuple[int, int], device: torch.device)
         others = torch.autograd.grad(o_alone, alone, grad[rows][None])
         for ours, theirs in zip(gradients, others, strict=True):
             torch.testing.assert_close(ours[rows], theirs[0], atol=0.06, rtol=0.03)
+
+
+def test_warm_calls_are_replayed(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    ends, leaves = ends_of(LENGTHS[:6], device), make(sum(LENGTHS[:6]), device)
+    longest = max(LENGTHS[:6])
+
+    def call() -> list[torch.Tensor]:
+        options = {"causal": True, "window_size": (99, 0), "return_lse": True}
+        o, lse = flash_attn_varlen_func(*leaves, ends, ends, longest, longest, **options)
+        return [o, lse, *torch.autograd.grad(o.float().square().sum(), leaves)]
+
+    first = call()
+    monkeypatch.setattr(varlen, "FORWARD_OP", None)  # the longer way
+    for _ in range(2):
+        for ours, theirs in zip(call(), first, strict=True):
+            assert ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+        monkeypatch.setattr(attention_plan, "backward_plan", None)  # nor one of its own any more
 
 
 def test_a_graph_follows_the_lengths(device: torch.device) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from tests.result_files import result
 from tests.snippets.pages import REPOSITORY
 from tests.unit.test_docs_figures import words_of
@@ -97,8 +100,83 @@ def test_masks_and_tables_are_as_the_log_says() -> None:
         ("ours has {:.1f} to {:.1f} times its speed.", [1 / ahead[-1], 1 / ahead[0]]),
     ):
         assert sentence.format(*figures) in text, sentence.format(*figures)
+
+
+def test_gradients_and_patches_are_as_the_log_says() -> None:
+    races = result("kernel_log_races")["attention_mask_gradient"]
+    text = words_of("kernel_log.md")
+    sums = {(x["version"], x["shape"].split()[-1]): x["us"]["sums"] for x in races["versions"]}
+    of_heads = [us for (_, kind), us in sums.items() if kind == "[1,h,s,s]"]
+    last = [sums["addresses once a tile", kind] for kind in ("[b,1,1,s]", "[b,h,s,s]")]
+    calls = {call["shape"]: call["us"] for call in races["calls"]}
+    with_gradient = ", with its gradient"
+    steps = [
+        calls["b4 h16 s2048 d128 bf16 [1,h,s,s]" + more][whose] / 1000
+        for whose in ("ours step", "efficient step")
+        for more in (with_gradient, "")
+    ]
+
+    def span(shape: str, way: str, *, gradient: bool) -> list[float]:
+        ratios = [
+            us[f"ours {way}"] / us[f"efficient {way}"]
+            for name, us in calls.items()
+            if shape in name and (with_gradient in name or not gradient)
+        ]
+        return [min(ratios), max(ratios)]
+
+    def over_before(races: list[dict[str, Any]], words: str) -> list[float]:
+        ratios = [
+            race["us"]["new"] / race["us"]["old"]
+            for race in races
+            if race["shape"].startswith("mask") and re.fullmatch(words, race["shape"][5:])
+        ]
+        return [min(ratios), max(ratios)]
+
+    def over_patches(words: str) -> list[float]:
+        before = {race["shape"]: race["us"] for race in races["patches"]}
+        ratios = [
+            race["us"]["new"] / before[race["shape"]]["new"]
+            for race in races["pairs_early"]
+            if race["shape"].startswith("mask") and re.fullmatch(words, race["shape"][5:])
+        ]
+        return [min(ratios), max(ratios)]
+
+    pairs = [
+        {race["shape"]: race["us"]["new"] for race in races[name]}[f"mask d{dim} forward"]
+        for dim in (64, 128, 256)
+        for name in ("pairs_early", "patches")
+    ]
+    in_patches = [race["us"]["patches"] / race["us"]["entries"] for race in races["one_function"]]
+    other = [
+        race["us"]["sm90"] / race["us"]["sm80"]
+        for race in races["masks"]
+        if not race["shape"].startswith("plain")
+    ]
+    short = (span("s256", "fwd", gradient=False), span("s256", "step", gradient=False))
+    for sentence, figures in (
+        ("| {:.0f} us for a mask of heads.", of_heads[:1]),
+        ("| {:.0f} us: 40 instructions", of_heads[1:2]),
+        ("two 16-bit entries a load | 900 us | {:.0f} us |", of_heads[2:3]),
+        ("| {:.0f} us; {:.0f} for a mask of keys, {:.0f} for one of all", [*of_heads[3:], *last]),
+        ("{:.1f} ms for {:.1f} without, where that takes {:.1f} and {:.1f}:", steps),
+        ("{:.2f} to {:.2f} of its time at d128,", span("s2048 d128", "step", gradient=True)),
+        ("{:.2f} to {:.2f} at d256,", span("d256", "step", gradient=True)),
+        ("{:.2f} to {:.2f} at d64 and 1024 tokens", span("s1024", "step", gradient=True)),
+        (
+            "| forward {:.2f} to {:.2f} of before with an added mask,",
+            over_before(races["patches"], ".* forward added"),
+        ),
+        ("{:.2f} to {:.2f} boolean;", over_before(races["patches"], ".* forward")),
+        ("backward {:.2f} to {:.2f} |", over_before(races["patches"], ".* backward.*")),
+        ("boolean {:.0f} us for {:.0f} at d64, {:.0f} for {:.0f} at d128, {:.0f} for", pairs[:5]),
+        ("| forward {:.2f} to {:.2f} added, backward", over_patches(".* forward added")),
+        ("{:.2f} to {:.2f} at d64 and d128,", over_patches("d(64|128) backward.*")),
+        ("{:.2f} and {:.2f} at d256: no |", over_patches("d256 backward.*")),
+        ("| {:.2f} to {:.2f} times its time: no.", [min(in_patches), max(in_patches)]),
+        ("takes {:.2f} to {:.2f} of `sm80`'s time with masks now", [min(other), max(other)]),
+        ("take {:.2f} to {:.2f} of the time of SDPA's", short[0]),
+        ("and steps {:.2f} to {:.2f}.", short[1]),
+    ):
+        assert sentence.format(*figures) in text, sentence.format(*figures)
     readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
-    assert (
-        f"took up to {behind[-1]:.1f} times less time in eager calls of 256 tokens, and "
-        f"{min(learned):.1f} to {max(learned):.1f} times less where an added mask gets a gradient"
-    ) in readme
+    assert f"a step took up to {short[1][1]:.1f} times as long as with SDPA's" in readme
