@@ -17,7 +17,7 @@ from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
 from ..core.operation import require
 from ..errors import UnsupportedProblemError
 from ..operations.attention.modified import Modifiers
-from .tensors import check_tensor, of_any_dims
+from .tensors import check_rank, check_tensor, of_any_dims
 
 __version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
 
@@ -68,7 +68,7 @@ def flash_attn_func(
     """
     refuse_others(flash_attn_func, {"dropout_p": dropout_p}, ATTENTION)
     check_tensor("q", q)
-    require(q.dim() == 4, f"q must have 4 dimensions, got {list(q.shape)}")
+    check_rank("q", q, 4)
     named = _bent(q, window_size, softcap, alibi_slopes)
     named |= {"layout": "bshd", "causal": causal, "return_lse": return_attn_probs}
     named["deterministic"] = deterministic or None
@@ -317,12 +317,12 @@ def _bent(q: torch.Tensor, window: Any, softcap: Any, slopes: Any) -> dict[str, 
     Raises:
         UnsupportedProblemError: one is out of range, or no fp32 tensor of the right shape.
     """
-    window = _window(window)
+    window, softcap = check_window(_window(window)), as_float("softcap", softcap)
     if slopes is not None:
         check_tensor("alibi_slopes", slopes)
-    window, softcap = check_window(window), as_float("softcap", softcap)
-    modifiers = Modifiers(window_size=window, softcap=softcap, alibi_slopes=slopes)
-    check_modifiers(q.transpose(1, 2), modifiers)
+    if slopes is not None or softcap:
+        modifiers = Modifiers(window_size=window, softcap=softcap, alibi_slopes=slopes)
+        check_modifiers(q.transpose(1, 2), modifiers)
     return {"window_size": window, "softcap": softcap, "alibi_slopes": slopes}
 
 

@@ -62,8 +62,15 @@ def scaled_dot_product_attention(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         tensors = [x if x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+    mask: Any = {"causal": is_causal, "causal_alignment": "top_left"}
     # Heads are broadcast like batches, unless they are grouped.
     inner = -3 if enable_gqa else -2
+    q, k, v = tensors
+    if q.dim() == k.dim() == v.dim() == 4 and q.shape[:inner] == k.shape[:inner] == v.shape[:inner]:
+        if attn_mask is not None:
+            mask["attn_mask"] = _of_all_pairs(attn_mask, (*q.shape[:3], k.shape[2]))
+        result: torch.Tensor = of_any_dims(flash_attn_func, 4, q, k, v, scale, **mask)
+        return result
     dims = max(x.dim() for x in tensors)
     rank = max(dims, 4)
     tensors = [x[(None,) * (rank - x.dim())] for x in tensors]
@@ -77,11 +84,10 @@ def scaled_dot_product_attention(
     q, k, v = (x.expand(*outer, *x.shape[inner:]).flatten(0, -4) for x in tensors)
     if attn_mask is not None:
         heads = q.shape[1:2] if enable_gqa else ()
-        attn_mask = _of_all_pairs(attn_mask, (*outer, *heads, q.shape[2], k.shape[2]))
-    mask: Any = {"attn_mask": attn_mask, "causal": is_causal, "causal_alignment": "top_left"}
+        mask["attn_mask"] = _of_all_pairs(attn_mask, (*outer, *heads, q.shape[2], k.shape[2]))
     o = of_any_dims(flash_attn_func, 4, q, k, v, scale, **mask)
-    result: torch.Tensor = o.unflatten(0, outer[: rank - 3])[(0,) * (rank - dims)]
-    return result
+    shaped: torch.Tensor = o.unflatten(0, outer[: rank - 3])[(0,) * (rank - dims)]
+    return shaped
 
 
 def _of_all_pairs(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from ..api.shared import checks
 from ..core.operation import require
+from ..errors import UnsupportedProblemError
 
 
 def check_tensor(name: str, x: object) -> None:
@@ -17,7 +18,18 @@ def check_tensor(name: str, x: object) -> None:
     Raises:
         UnsupportedProblemError: it is not.
     """
-    require(isinstance(x, torch.Tensor), f"{name} must be a tensor, got {checks.shown(x)}")
+    if not isinstance(x, torch.Tensor):  # first, as the message takes longer than the check
+        raise UnsupportedProblemError(f"{name} must be a tensor, got {checks.shown(x)}")
+
+
+def check_rank(name: str, x: torch.Tensor, ndim: int) -> None:
+    """Check how many dimensions a tensor has.
+
+    Raises:
+        UnsupportedProblemError: more, or fewer.
+    """
+    if x.dim() != ndim:
+        raise UnsupportedProblemError(f"{name} must have {ndim} dimensions, got {list(x.shape)}")
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
@@ -41,7 +53,7 @@ def of_any_dims(
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, x)
-        require(x.dim() == ndim, f"{name} must have {ndim} dimensions, got {list(x.shape)}")
+        check_rank(name, x, ndim)
     dim, dim_v = q.shape[-1], v.shape[-1]
     require(dim == k.shape[-1], f"q and k must have the same dim, got {dim} and {k.shape[-1]}")
     if softmax_scale is None and dim % checks.VECTOR_ELEMENTS:

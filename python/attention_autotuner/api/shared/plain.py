@@ -1,7 +1,7 @@
 """Tensors that need no dispatcher: whose ops would do no more than call our kernel, so that it can be left out.
 
-It would cost an attention call 11 us without grad and 39 us with it (benchmarks/host_overhead.py on an H200: 20.7 and
-60.3 us through it, 10.2 and 21.3 beside it).
+It would cost an attention call 10 us without grad and 16 us with it (benchmarks/host_overhead.py on an H200: 25.0 and
+41.3 us through it, 14.9 and 25.1 beside it).
 
 Torch computes the gradients of GPU tensors in threads of its own, where no override of the settings is in force; so the
 settings of a forward call are kept for them. Code that torch compiled calls the ops itself: its gradients are decided
