@@ -233,15 +233,18 @@ def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
 
 
-@pytest.mark.parametrize("name", ["window", "sinks", "bias", "mask", "added"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("name", ["plain", "window", "sinks", "bias", "mask", "added"])
 def test_warm_calls_are_replayed(
-    name: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     def make(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
         return torch.randn(shape, device=device, dtype=dtype).requires_grad_()
 
-    leaves = [make(2, 4, 256, 64) for _ in range(3)]
+    shape = (2, 4, 256, 64) if layout == "bhsd" else (2, 256, 4, 64)
+    leaves = [make(*shape) for _ in range(3)]
     cases: dict[str, dict[str, Any]] = {
+        "plain": {},
         "window": {"window_size": (63, 0)},
         "sinks": {"sinks": make(4, dtype=torch.float32)},
         "bias": {"bias": make(4, 65, dtype=torch.float32)},
@@ -252,18 +255,19 @@ def test_warm_calls_are_replayed(
     leaves += [x for x in options.values() if torch.is_tensor(x) and x.requires_grad]
 
     def call() -> list[torch.Tensor]:
-        o = as_untyped(*leaves[:3], **options)
+        o = as_untyped(*leaves[:3], layout=layout, **options)
         return [o, *torch.autograd.grad(o.float().square().sum(), leaves)]
 
     first = call()
     with torch.no_grad():
-        alone = as_untyped(*leaves[:3], **options)
+        alone = as_untyped(*leaves[:3], layout=layout, **options)
     monkeypatch.setattr(modified, "FORWARD_OP", None)  # the longer way
     monkeypatch.setattr(modified_autograd, "BACKWARD_OP", None)
     for _ in range(2):
         for ours, theirs in zip(call(), first, strict=True):
+            assert ours.stride() == theirs.stride()
             torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=2e-3)
         monkeypatch.setattr(attention_plan, "backward_plan", None)  # nor one of its own any more
     with torch.no_grad():
-        assert torch.equal(as_untyped(*leaves[:3], **options), alone)
+        assert torch.equal(as_untyped(*leaves[:3], layout=layout, **options), alone)
     assert torch.equal(alone, first[0])

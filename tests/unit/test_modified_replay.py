@@ -11,7 +11,7 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import settings
-from attention_autotuner.api.attention import modified_autograd, varlen
+from attention_autotuner.api.attention import function, varlen, views
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.shared import planning, replay
 
@@ -36,21 +36,30 @@ class Reference:
 
     runs = 0
 
-    def __init__(self, reference: Callable[..., Sequence[torch.Tensor]], outputs: Any) -> None:
+    def __init__(self, reference: Callable[..., Sequence[torch.Tensor]], inputs: Any) -> None:
         self.settings = settings.current()
         self._reference = reference
-        self._of_rows = 3 if outputs[0].name == "o" else 7  # inputs that may be packed
+        self._shapes = [None if x is None else x.shape for x in inputs.values()]
 
     def run(self, *tensors: Any) -> list[torch.Tensor]:
         """The results."""
         Reference.runs += 1
-        count = self._of_rows if tensors[0].dim() == 3 else 0
-        batches = map(modified_autograd._as_batch, tensors[:count])
-        return list(self._reference(*batches, *tensors[count:]))
+        # A kernel takes addresses alone; the reference takes views as those that the plan was made of.
+        seen = map(self._as_planned, tensors, self._shapes)
+        return list(self._reference(*seen))
+
+    def _as_planned(self, x: Any, shape: Any) -> Any:
+        if x is None or x.shape == shape or x.dtype == torch.bool or x.dim() < 3:
+            return (
+                x[None] if x is not None and shape is not None and len(shape) == x.dim() + 1 else x
+            )
+        if x.dim() == 3 and x.dtype == torch.float16:
+            return views.ROWS.to_kernel(x)
+        return views.BSHD.to_kernel(x) if x.dtype == torch.float16 else x
 
 
-def made(*, reference: Any, outputs: Any, **_: Any) -> Reference:
-    return Reference(reference, outputs)
+def made(*, reference: Any, inputs: Any, **_: Any) -> Reference:
+    return Reference(reference, inputs)
 
 
 @pytest.fixture(autouse=True)
@@ -85,26 +94,44 @@ def leaves_of(options: dict[str, Any]) -> tuple[list[torch.Tensor], dict[str, An
     return leaves, {**options, **learned}
 
 
-def gradients(options: dict[str, Any], *, of_lse: bool = True) -> tuple[torch.Tensor, ...]:
+def gradients(
+    options: dict[str, Any], *, of_lse: bool = True, layout: str = "bhsd"
+) -> tuple[torch.Tensor, ...]:
+    """O and gradients, all ``[batch, heads, seqlen, dim]``."""
     leaves, named = leaves_of(options)
-    o, lse = flash_attn_func(*leaves[:3], return_lse=True, **named)
-    total = (o.float() * torch.sin(torch.arange(o.numel())).view(o.shape)).sum()
+    if layout == "bshd":
+        three = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in leaves[:3]]
+        leaves = [*three, *leaves[3:]]
+    o, lse = flash_attn_func(*leaves[:3], return_lse=True, layout=layout, **named)
+    seen = o.transpose(1, 2) if layout == "bshd" else o
+    total = (seen.float() * torch.sin(torch.arange(o.numel())).view(seen.shape)).sum()
     if of_lse:
         total = total + lse.masked_fill(lse.isinf(), 0.0).square().sum()
-    return torch.autograd.grad(total, leaves)
+    results = torch.autograd.grad(total, leaves)
+    if layout == "bshd":
+        assert o.is_contiguous()
+        assert all(x.is_contiguous() for x in results[:3])
+        results = (*(x.transpose(1, 2) for x in results[:3]), *results[3:])
+    return seen, *results
 
 
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("of_lse", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [*OPTIONS, "plain"])
 def test_gradients_are_those_of_the_longer_way(
-    monkeypatch: pytest.MonkeyPatch, name: str, of_lse: bool
+    monkeypatch: pytest.MonkeyPatch, name: str, of_lse: bool, layout: str
 ) -> None:
-    expected = gradients(OPTIONS[name], of_lse=of_lse)  # no call like it was before
+    options = OPTIONS.get(name, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(replay.Replays, "takes", lambda *_: False)  # nothing is remembered
+        expected = gradients(options, of_lse=of_lse)
+    gradients(options, of_lse=of_lse, layout=layout)  # no call like it was before
+    monkeypatch.setattr(function, "_through_dispatcher", None)
     for time in range(2):  # forward as before, then backward as well
         if time == 1 and not of_lse:
             monkeypatch.setattr(attention_plan, "backward_plan", None)
         before = Reference.runs
-        replayed = gradients(OPTIONS[name], of_lse=of_lse)
+        replayed = gradients(options, of_lse=of_lse, layout=layout)
         assert Reference.runs == before + 2
         for gradient, wanted in zip(replayed, expected, strict=True):
             torch.testing.assert_close(gradient, wanted, atol=2e-3, rtol=2e-3)

@@ -161,7 +161,7 @@ def test_an_eager_call_like_an_earlier_one_runs_its_plan_at_once(
     inputs = {"q": q, "k": k, "v": v}
     known = launch.Plan(None, None, inputs=inputs, outputs=outputs, in_force=settings.current())
     right = flash_attn_func(q, k, v).detach()
-    asked = ("eager", q.shape, k.shape, differentiable, OPTIONS, differentiable)
+    asked = ("eager", q.shape, k.shape, differentiable, OPTIONS, differentiable, True)
     with monkeypatch.context() as patch:
         patch.setattr(Replays, "takes", lambda *_: True)
         attention_plan.FORWARD_REPLAYS.remember(asked, known, q, k, v)
@@ -193,7 +193,7 @@ def test_an_eager_call_of_a_new_kind_is_recognised_next_time(
     for _ in range(2):
         assert not flash_attn_func(q, k, v).any()
         assert len(made) == 1
-    asked = ("eager", q.shape, k.shape, False, OPTIONS, False)
+    asked = ("eager", q.shape, k.shape, False, OPTIONS, False, True)
     assert replays.find(asked, q, k, v) is made[0]
     attention_plan.FORWARD_PLANS.clear()
 

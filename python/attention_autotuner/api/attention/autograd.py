@@ -21,6 +21,7 @@ from . import plan as attention_plan
 from .checks import Options, refuse_bounded
 from .plan import AnyPlan, Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
+from .views import View
 
 
 def save_for_backward(
@@ -101,7 +102,7 @@ class AttentionFunction(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        call: tuple[AnyPlan, Options, bool, bool],
+        call: tuple[AnyPlan, Options, bool, bool, View | None],
     ) -> Any:
         """Launch the kernel and keep what the gradient needs, LSE among it.
 
@@ -110,10 +111,12 @@ class AttentionFunction(torch.autograd.Function):
             q: as :func:`flash_attn_func` takes it, as are k and v.
             k: see q.
             v: see q.
-            call: the plan, which gives LSE, the options, whether the caller wants LSE, and whether the gradients must
-                be deterministic.
+            call: the plan, which gives LSE, the options, whether the caller wants LSE, whether the gradients must be
+                deterministic, and how q, k, v and O stand, None as kernels take them.
         """
         o, lse = call[0].run(q, k, v)
+        if call[4] is not None:
+            o = call[4].back_in_place(o)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.set_materialize_grads(False)
         ctx.call = call
@@ -125,16 +128,30 @@ class AttentionFunction(torch.autograd.Function):
         if grad_o is None and grad_lse is None:
             return (None, None, None, None)
         saved = ctx.saved_tensors
-        plan, options, _, deterministic = ctx.call
+        plan, options, _, deterministic, view = ctx.call
+
+        def as_kernels_take_them() -> tuple[Gradient, list[torch.Tensor]]:
+            if view is None:
+                return grad_o, [*saved]
+            of_o = None if grad_o is None else view.to_kernel(grad_o)
+            return of_o, [*map(view.to_kernel, saved[:4]), saved[4]]
+
+        in_place = True
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
-                gradients = _through_dispatcher(grad_o, grad_lse, saved, options, deterministic)
+                of_o, five = as_kernels_take_them()
+                gradients = _through_dispatcher(of_o, grad_lse, five, options, deterministic)
+                in_place = False  # with a derivative
             elif grad_o is None or grad_lse is not None:
-                arguments = (*saved, options, deterministic)
-                gradients = attention_plan.attention_backward(grad_o, grad_lse, *arguments)
+                of_o, five = as_kernels_take_them()
+                arguments: Any = (of_o, grad_lse, *five, options, deterministic)
+                gradients = attention_plan.attention_backward(*arguments)
             else:
-                gradients = attention_plan.plain_backward((grad_o, *saved), options, deterministic)
+                tensors = (grad_o, *saved)
+                gradients = attention_plan.plain_backward(tensors, options, deterministic, view)
+        if view is not None:
+            gradients = tuple(map(view.back_in_place if in_place else view.back, gradients))
         return (*gradients, None)
 
 
@@ -151,7 +168,7 @@ def differentiable_attention(
 ) -> Any:
     """O, and LSE where it is wanted, of plain tensors whose plan has not been looked for."""
     plan = attention_plan.forward_plan(q, k, v, options, True)
-    return apply_attention(q, k, v, (plan, options, return_lse, deterministic))
+    return apply_attention(q, k, v, (plan, options, return_lse, deterministic, None))
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

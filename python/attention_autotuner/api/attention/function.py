@@ -20,6 +20,7 @@ from .bounded import attention_by_packing
 from .modified_autograd import run_modified
 from .modified_replay import Replay
 from .torch_op import FORWARD_OP
+from .views import BSHD, View
 
 _MAX_SCALE = checks.MAX_SCALE
 _CHOICES = (bool, type(None))
@@ -169,7 +170,8 @@ def flash_attn_func(
         or document_ids is not None
         or (type(softcap) is not float or softcap != 0.0)
     )
-    eager = layout is options.BHSD and not torch.compiler.is_compiling()
+    view = BSHD if options.is_bshd(layout) else None
+    eager = (view is not None or layout is options.BHSD) and not torch.compiler.is_compiling()
     replay = None
     if eager and modified:
         name = "" if device_type is None else naming.policy_name(device_type)
@@ -183,7 +185,7 @@ def flash_attn_func(
         }
         limits = {"seqlens_k": seqlens_k, "starts_k": starts_k} if bounds else {}
         arguments = (softmax_scale, causal, top_left, name)
-        replay = Replay.of((q, k, v), bent, limits, (window_size, softcap), arguments)
+        replay = Replay.of((q, k, v), bent, limits, (window_size, softcap), arguments, view)
         if replay is not None and replay.bends_nothing:
             modified, causal, window_size, replay = False, replay.options[1], NO_WINDOW, None
         earlier = None if replay is None else replay.find()
@@ -192,7 +194,7 @@ def flash_attn_func(
     if eager and not (modified or bounds):
         name = "" if device_type is None else naming.policy_name(device_type)
         arguments = (softmax_scale, causal, top_left, name)
-        results = _replayed(q, k, v, arguments, return_lse, deterministic)
+        results = _replayed(q, k, v, arguments, return_lse, deterministic, view)
         if results is not None:
             return results
     addresses = None
@@ -224,10 +226,14 @@ def flash_attn_func(
         isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())
     ):
         tensors = {"q": q, "k": k, "v": v, **bounds, **values}
-        return options.call_with_views(
+        results = options.call_with_views(
             flash_attn_func, layout, tensors, device_type=device_type, **named
         )
-    return _through_dispatcher(q, k, v, device_type, bounds, values, named, modified, replay)
+    else:
+        results = _through_dispatcher(q, k, v, device_type, bounds, values, named, modified)
+    if replay is not None:
+        replay.remember()
+    return results
 
 
 def _replayed(
@@ -237,6 +243,7 @@ def _replayed(
     arguments: attention_checks.Options,
     return_lse: bool,
     deterministic: bool | None,
+    view: View | None,
 ) -> Any:
     """The results of a call without modifications or key bounds, as an earlier one like it had; None of other kinds.
 
@@ -250,21 +257,24 @@ def _replayed(
         or q.is_nested  # which have no shape
         or k.is_nested
         or v.is_nested
+        or (view is not None and not q.dim() == k.dim() == v.dim() == 4)
     ):
         return None
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad
     )
     wanted = return_lse or differentiable
-    plan = attention_plan.replayed_plan("eager", q, k, v, arguments, wanted)
+    plan = attention_plan.replayed_plan("eager", q, k, v, arguments, wanted, view)
     if plan is None:
         return None
     if differentiable:
         if deterministic is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
-        return apply_attention(q, k, v, (plan, arguments, return_lse, deterministic))
-    results = plan.run(q, k, v)
-    return (results[0], results[1]) if return_lse else results[0]
+        return apply_attention(q, k, v, (plan, arguments, return_lse, deterministic, view))
+    o, *others = plan.run(q, k, v)
+    if view is not None:
+        o = view.back_in_place(o)
+    return (o, others[0]) if return_lse else o
 
 
 def _through_dispatcher(
@@ -276,7 +286,6 @@ def _through_dispatcher(
     values: dict[str, torch.Tensor],
     named: dict[str, Any],
     modified: bool,
-    replay: Replay | None,
 ) -> Any:
     """:func:`flash_attn_func` by torch's ops, for any tensors ``[batch, heads, seqlen, dim]``.
 
@@ -289,7 +298,6 @@ def _through_dispatcher(
         values: the tensors of modifications that are there, by name.
         named: its other arguments.
         modified: scores are.
-        replay: the call, where the next one like it may be recognised.
     """
     checks.check_places(q=q, k=k, v=v, **bounds)
     plain.refuse_tangents(q, k, v, op="attention")
@@ -313,7 +321,6 @@ def _through_dispatcher(
             return_lse=return_lse,
             deterministic=deterministic,
             differentiable=differentiable,
-            replay=replay,
         )
     limits = (bounds.get("seqlens_k"), bounds.get("starts_k"))
     o, lse = FORWARD_OP(q, k, v, *arguments, return_lse or differentiable, deterministic, *limits)

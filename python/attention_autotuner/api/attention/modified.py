@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,9 +29,6 @@ from ..shared.torch_library import define, differentiate_by, nothing
 from . import checks as attention_checks
 from . import plan as attention_plan
 from . import torch_op as plain_op
-
-if TYPE_CHECKING:
-    from .modified_replay import Replay
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -324,7 +321,6 @@ def attention(
     return_lse: bool,
     deterministic: bool,
     differentiable: bool,
-    replay: Replay | None = None,
 ) -> Any:
     """``flash_attn_func`` of tensors with modifications, its other options checked.
 
@@ -355,8 +351,5 @@ def attention(
     else:
         *bent, table = map(values.get, _VALUES[1:])
         others = (*UNPACKED, table, *map(values.get, SPANNED))
-        call = (*first, deterministic, *window, softcap, *bent, *last, *others)
-        o, lse = FORWARD_OP(*call)
-        if replay is not None:
-            replay.remember(modifiers_of(Forward(*call)))
+        o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *bent, *last, *others)
     return (o, lse) if return_lse else o

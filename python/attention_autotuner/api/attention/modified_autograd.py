@@ -13,7 +13,8 @@ from ...operations.attention.modified import CU_SEQLENS
 from ..shared.launch import Plan
 from ..shared.plain import Gradient, applier, are_plain, refuse_tangents, settings_of
 from .modified import BACKWARD_OP, Backward, gradients_by_kernel
-from .modified_replay import Replay, as_batch, as_rows, replayed_backward
+from .modified_replay import Replay, replayed_backward
+from .views import View
 
 
 def run_modified(
@@ -64,7 +65,7 @@ class ModifiedFunction(torch.autograd.Function):
         # Tensors are kept by torch, which says where they were overwritten.
         ctx.save_for_backward(q, k, v, o, lse, sinks, table, mask, *others)
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.longest = plan, replay.longest
+        ctx.plan, ctx.longest, ctx.view = plan, replay.longest, replay.view
         ctx.asked = (replay.asked, deterministic)
         ctx.others = (*replay.options, deterministic, *replay.window, replay.softcap)
         return (o, lse) if return_lse else o
@@ -78,24 +79,30 @@ class ModifiedFunction(torch.autograd.Function):
         _, _, _, of_sinks, of_table, of_mask, _ = ctx.needs_input_grad
         # With the axes of all pairs.
         pairs = None if mask is None else mask[(None,) * (4 - mask.dim())]
-        packed = ctx.longest is not None
+        view: View | None = ctx.view
 
         def make_call() -> Backward:
-            tensors: Any = (grad_o, grad_lse, *saved)
-            if packed:
-                tensors = map(_as_batch, tensors)
+            of_o, of_lse = grad_o, grad_lse
+            *four, lse = saved
+            if view is not None:
+                of_o = None if of_o is None else view.to_kernel(of_o)
+                four = [view.to_kernel(x) for x in four]
+            if ctx.longest is not None:
+                of_lse = None if of_lse is None else of_lse.unsqueeze(0)
+                lse = lse.unsqueeze(0)
             longest = ctx.longest or (0, 0)
             values = (slopes, pairs, sinks, ends_q, ends_k, *longest, table, of_table)
+            tensors = (of_o, of_lse, *four, lse)
             arguments: Any = (*tensors, *ctx.others, *values, prefixes, ids, of_mask)
             return Backward(*arguments)
 
-        wanted, rows = (sinks is not None, of_table, of_mask), as_rows
+        wanted, in_place = (sinks is not None, of_table, of_mask), True
         with settings_of(ctx.plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
                 refuse_tangents(grad_o, grad_lse, *saved, op="attention")
                 results = BACKWARD_OP(*make_call())
                 gradients = (*results[:3], *compress(results[3:], wanted))
-                rows = _as_rows  # with a derivative
+                in_place = False  # with a derivative
             elif grad_o is None or grad_lse is not None:
                 gradients = gradients_by_kernel(make_call())
             else:
@@ -103,21 +110,10 @@ class ModifiedFunction(torch.autograd.Function):
                 values = (slopes, table, pairs, sinks, prefixes, ids, ends_q, ends_k)
                 gradients = replayed_backward(asked, (grad_o, *saved), values, make_call)
         *three, dsinks, dtable, dmask = _by_place(gradients, wanted)
-        if packed:
-            three = [rows(x) for x in three]
+        if view is not None:
+            three = [*map(view.back_in_place if in_place else view.back, three)]
         dmask = None if dmask is None else dmask.view(mask.shape)
         return (*three, dsinks if of_sinks else None, dtable, dmask, None)
-
-
-def _as_batch(x: torch.Tensor | None) -> torch.Tensor | None:
-    """:func:`as_batch`, of LSE without a dim as well."""
-    if x is None:
-        return None
-    return as_batch(x) if x.dim() == 3 else x.unsqueeze(0)
-
-
-def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    return x.squeeze(0).transpose(0, 1)
 
 
 def _by_place(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:

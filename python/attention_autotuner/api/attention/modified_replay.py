@@ -14,18 +14,9 @@ from ..shared.launch import Plan
 from . import plan as attention_plan
 from .checks import Options, canonical_window
 from .modified import Backward, Tensors, gradients_by_kernel, plan_of_backward
+from .views import ROWS, View
 
 Values = Mapping[str, "torch.Tensor | None"]
-
-
-def as_batch(x: torch.Tensor) -> torch.Tensor:
-    """Rows of packed sequences, ``[rows, heads, dim]``, as the one batch entry that kernels take them for."""
-    return x.transpose(0, 1).unsqueeze(0)
-
-
-def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """The reverse of :func:`as_batch`, in place: autograd takes a view that a function returns for another tensor."""
-    return x.squeeze_(0).transpose_(0, 1)
 
 
 class Replay(NamedTuple):
@@ -41,7 +32,8 @@ class Replay(NamedTuple):
         window: without bounds that hide nothing.
         softcap: as it was asked for.
         differentiable: a gradient may be asked for.
-        longest: the greatest lengths of packed sequences, whose q, k and v are ``[rows, heads, dim]``; None of others.
+        longest: the greatest lengths of packed sequences; None of others.
+        view: how q, k, v and O stand; None as kernels take them.
     """
 
     asked: Any
@@ -53,6 +45,7 @@ class Replay(NamedTuple):
     softcap: float
     differentiable: bool
     longest: tuple[int, int] | None = None
+    view: View | None = None
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -67,6 +60,7 @@ class Replay(NamedTuple):
         bounds: Mapping[str, Any],
         numbers: tuple[Any, Any],
         options: Options,
+        view: View | None = None,
     ) -> Replay | None:
         """The call, or None where it takes another way.
 
@@ -76,6 +70,7 @@ class Replay(NamedTuple):
             bounds: ``seqlens_k`` and ``starts_k``, or nothing.
             numbers: the window and the softcap, likewise as given.
             options: of the softmax.
+            view: how q, k and v stand; None as kernels take them.
         """
         window, softcap = numbers
         inputs = (*three, *bounds.values(), *(x for x in named.values() if x is not None))
@@ -96,11 +91,14 @@ class Replay(NamedTuple):
         limits = tuple(name for name, x in bounds.items() if x is not None)
         mask = named["attn_mask"]
         shapes = (q.shape, k.shape, None if mask is None else mask.shape)
-        asked = (*shapes, options, window, softcap, present, limits, differentiable)
+        flags = (differentiable, view is None)
+        asked = (*shapes, options, window, softcap, present, limits, flags)
         scale, causal, top_left, device_type = options
-        hides, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
+        axis = 2 if view is None else 1
+        hides, causal = canonical_window(window, causal, top_left, q.shape[axis], k.shape[axis])
         options = (scale, causal, top_left, device_type)
-        return cls(asked, inputs, bounds, named, options, hides, softcap, differentiable)
+        of_call = (asked, inputs, bounds, named, options, hides, softcap, differentiable)
+        return cls(*of_call, view=view)
 
     @classmethod
     def of_packed(
@@ -125,7 +123,9 @@ class Replay(NamedTuple):
         shapes = (q.shape, k.shape, ends.shape, ends is named["cu_seqlens_k"])
         most = tuple(map(bucket_seqlen, longest))
         asked = (*shapes, options, window, softcap, present, most, differentiable)
-        return cls(asked, inputs, {}, named, options, window, softcap, differentiable, longest)
+        return cls(
+            *(asked, inputs, {}, named, options, window, softcap, differentiable, longest, ROWS)
+        )
 
     @property
     def bends_nothing(self) -> bool:
@@ -139,15 +139,27 @@ class Replay(NamedTuple):
     def run(self, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
         """O and LSE."""
         o, lse = plan.run(*self.inputs)
-        return (o, lse) if self.longest is None else (as_rows(o), lse.squeeze_(0))
+        if self.view is not None:
+            o = self.view.back_in_place(o)
+        return o, lse if self.longest is None else lse.squeeze_(0)
 
-    def remember(self, modifiers: Modifiers) -> None:
+    def remember(self) -> None:
         """Keep the plan of this call, which has been computed; nothing where tensors are not those of one GPU."""
         memory, tensors = attention_plan.FORWARD_REPLAYS, self.tensors
         if not memory.takes(*tensors):
             return
-        assert [*modifiers.tensors] == [name for name, x in self.named.items() if x is not None]
-        q, k, v = tensors[:3] if self.longest is None else map(as_batch, tensors[:3])
+        three = tensors[:3]
+        q, k, v = three if self.view is None else map(self.view.to_kernel, three)
+        named: dict[str, Any] = {name: x for name, x in self.named.items() if x is not None}
+        if "attn_mask" in named:
+            named["attn_mask"] = named["attn_mask"].expand(*q.shape[:3], k.shape[2])
+        modifiers = Modifiers(
+            window_size=self.window,
+            softcap=self.softcap,
+            max_seqlens=self.longest or (0, 0),
+            **named,
+        )
+        assert [*modifiers.tensors] == [*named]
         plan = attention_plan.forward_plan(q, k, v, self.options, True, self.bounds, modifiers)
         memory.remember(self.asked, plan, *tensors)
 

@@ -23,6 +23,7 @@ from ..shared.replay import Replays
 from ..shared.torch_library import REFERENCES
 from . import checks as attention_checks
 from .checks import Options
+from .views import View
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks, of a bias table and of a mask
@@ -79,12 +80,14 @@ def replayed_plan(
     v: torch.Tensor,
     options: Options,
     return_lse: bool,
+    view: View | None = None,
 ) -> AnyPlan | None:
     """The forward plan of a call whose tensors need no dispatcher, as an earlier one like it had; None of others."""
-    asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse)
+    asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse, view is None)
     plan: AnyPlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
     if plan is None and FORWARD_REPLAYS.takes(q, k, v):
-        plan = forward_plan(q, k, v, options, return_lse)
+        three = [q, k, v] if view is None else [view.to_kernel(x) for x in (q, k, v)]
+        plan = forward_plan(three[0], three[1], three[2], options, return_lse)
         FORWARD_REPLAYS.remember(asked, plan, q, k, v)
     return plan
 
@@ -182,16 +185,26 @@ def attention_backward(
 
 
 def plain_backward(
-    tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
+    tensors: Sequence[torch.Tensor],
+    options: Options,
+    deterministic: bool,
+    view: View | None = None,
 ) -> Gradients:
-    """Gradients as :func:`attention_backward` has them, of tensors that need no dispatcher and without one of LSE."""
-    gradients = replayed_backward("eager", tensors, options, deterministic)
+    """Gradients as :func:`attention_backward` has them, of tensors that need no dispatcher and without one of LSE.
+
+    ``view`` is how all but LSE stand; the gradients stand as kernels have them.
+    """
+    gradients = replayed_backward("eager", tensors, options, deterministic, view)
     assert gradients is not None
     return gradients
 
 
 def replayed_backward(
-    caller: Caller, tensors: Sequence[torch.Tensor], options: Options, deterministic: bool
+    caller: Caller,
+    tensors: Sequence[torch.Tensor],
+    options: Options,
+    deterministic: bool,
+    view: View | None = None,
 ) -> Gradients | None:
     """Gradients of q, k and v; None where a call in a compiled graph has tensors that need the dispatcher.
 
@@ -200,15 +213,19 @@ def replayed_backward(
         tensors: the gradient of O, q, k, v, O and LSE.
         options: as :func:`attention_backward` takes them, as is deterministic.
         deterministic: see options.
+        view: as :func:`plain_backward` takes it.
     """
     grad_o, q, k, v, o, lse = tensors
-    asked = (caller, q.shape, k.shape, q.requires_grad, options, deterministic)
+    asked = (caller, q.shape, k.shape, q.requires_grad, options, deterministic, view is None)
     plan: AnyPlan | None = BACKWARD_REPLAYS.find(asked, *tensors)
     if plan is None:
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
-        every = (grad_o, None, q, k, v, o, lse)
-        plan = backward_plan(every, options, deterministic)
+        five: Any = (grad_o, q, k, v, o)
+        if view is not None:
+            five = map(view.to_kernel, five)
+        first, *others = five
+        plan = backward_plan((first, None, *others, lse), options, deterministic)
         BACKWARD_REPLAYS.remember(asked, plan, *tensors)
     return tuple(plan.run(q, k, v, o, grad_o, lse, None))
 

@@ -14,9 +14,10 @@ from ...serving.pinning import Config
 from ..shared import checks, interop, options, plain
 from ..shared.options import Off
 from . import checks as attention_checks
-from .modified import FORWARD_OP, Forward, modifiers_of
+from .modified import FORWARD_OP
 from .modified_autograd import run_modified
-from .modified_replay import Replay, as_batch
+from .modified_replay import Replay
+from .views import ROWS
 
 PADDED = "packed sequences say their lengths by cu_seqlens_q and cu_seqlens_k"
 OTHERS = {
@@ -155,13 +156,13 @@ def flash_attn_varlen_func(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     call: Any = (
-        *map(as_batch, (q, k, v)),
+        *map(ROWS.to_kernel, (q, k, v)),
         *(*arguments, deterministic, *window, options.as_float("softcap", softcap)),
         *(alibi_slopes, None, sinks, None, None),
         *(cu_seqlens_q, cu_seqlens_k, *longest, bias),
     )
     o, lse = FORWARD_OP(*call)
     if replay is not None:
-        replay.remember(modifiers_of(Forward(*call)))
-    o = o.squeeze(0).transpose(0, 1)
+        replay.remember()
+    o = ROWS.back(o)
     return (o, lse.squeeze(0)) if return_lse else o

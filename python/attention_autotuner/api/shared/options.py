@@ -16,7 +16,7 @@ from . import checks, interop
 
 TensorLayout = Literal["bhsd", "bshd"]
 LAYOUTS: tuple[str, ...] = ("bhsd", "bshd")
-BHSD = LAYOUTS[0]
+BHSD, BSHD = LAYOUTS
 CPU_MEMORY = 1  # kDLCPU of DLPack
 
 
@@ -114,6 +114,11 @@ def as_float(name: str, value: object, also: str = "") -> float:
         f"{name} must be a float{also}, got {type(value).__name__} {checks.shown(number)}",
     )
     return checks.to_float(number)
+
+
+def is_bshd(layout: object) -> bool:
+    """True for ``"bshd"``; arrays, which compare element by element, are no layout."""
+    return layout is BSHD or (isinstance(layout, str) and layout == BSHD)
 
 
 def call_with_views(
