@@ -35,6 +35,7 @@ class Reference:
     """A plan that computes by the reference, and counts."""
 
     runs = 0
+    reads_in_place = True
 
     def __init__(self, reference: Callable[..., Sequence[torch.Tensor]], inputs: Any) -> None:
         self.settings = settings.current()

@@ -108,7 +108,7 @@ class ModifiedFunction(torch.autograd.Function):
             else:
                 asked = (ctx.asked, of_table, of_mask)
                 values = (slopes, table, pairs, sinks, prefixes, ids, ends_q, ends_k)
-                gradients = replayed_backward(asked, (grad_o, *saved), values, make_call)
+                gradients = replayed_backward(asked, (grad_o, *saved), values, make_call, view)
         *three, dsinks, dtable, dmask = _by_place(gradients, wanted)
         if view is not None:
             three = [*map(view.back_in_place if in_place else view.back, three)]

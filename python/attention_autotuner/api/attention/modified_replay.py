@@ -193,6 +193,7 @@ def replayed_backward(
     tensors: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor | None],
     make_call: Callable[[], Backward],
+    view: View | None,
 ) -> Tensors:
     """Gradients as :func:`.gradients_by_kernel` has them, of plain tensors and that of O alone, by an earlier plan.
 
@@ -201,6 +202,7 @@ def replayed_backward(
         tensors: the gradient of O, q, k, v, O and LSE.
         values: what bends scores, in the order of :attr:`.Modifiers.tensors`.
         make_call: makes the arguments of the backward op, of a call that is like none before.
+        view: how the tensors but LSE stand; None as kernels take them.
     """
     memory = attention_plan.BACKWARD_REPLAYS
     present = [x for x in values if x is not None]
@@ -208,7 +210,9 @@ def replayed_backward(
     plan = memory.find(asked, *compared)
     if plan is None:
         call = make_call()
-        memory.remember(asked, plan_of_backward(call), *compared)
+        plan_of_call = plan_of_backward(call)
+        if view is None or plan_of_call.reads_in_place:
+            memory.remember(asked, plan_of_call, *compared)
         return gradients_by_kernel(call)
     grad_o, q, k, v, o, lse = tensors
     return tuple(plan.run(q, k, v, o, grad_o, lse, None, *present))

@@ -88,6 +88,8 @@ def replayed_plan(
     if plan is None and FORWARD_REPLAYS.takes(q, k, v):
         three = [q, k, v] if view is None else [view.to_kernel(x) for x in (q, k, v)]
         plan = forward_plan(three[0], three[1], three[2], options, return_lse)
+        if view is not None and not plan.reads_in_place:
+            return None
         FORWARD_REPLAYS.remember(asked, plan, q, k, v)
     return plan
 
@@ -221,12 +223,11 @@ def replayed_backward(
     if plan is None:
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
-        five: Any = (grad_o, q, k, v, o)
-        if view is not None:
-            five = map(view.to_kernel, five)
-        first, *others = five
-        plan = backward_plan((first, None, *others, lse), options, deterministic)
-        BACKWARD_REPLAYS.remember(asked, plan, *tensors)
+        of_o, *four = (x if view is None else view.to_kernel(x) for x in (grad_o, q, k, v, o))
+        plan = backward_plan((of_o, None, *four, lse), options, deterministic)
+        if view is None or plan.reads_in_place:
+            BACKWARD_REPLAYS.remember(asked, plan, *tensors)
+        return tuple(plan.run(*four, of_o, lse, None))
     return tuple(plan.run(q, k, v, o, grad_o, lse, None))
 
 

@@ -1,4 +1,4 @@
-"""How q, k, v and O of a call stand where that is not ``[batch, heads, seqlen, dim]``, as kernels take them."""
+"""Views of calls whose q, k, v and O do not stand as ``[batch, heads, seqlen, dim]``, as kernels take them."""
 
 from __future__ import annotations
 

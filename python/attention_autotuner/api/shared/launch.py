@@ -278,6 +278,11 @@ class Plan:
             self._launch = Launch(kernel, params, index=index, allocate=self._allocate)
             self.workspace_bytes = self._launch.workspace_bytes
 
+    @property
+    def reads_in_place(self) -> bool:
+        """True where nothing but addresses matters of inputs that lie as those of the plan: none is copied."""
+        return not self._copies
+
     def run(self, *inputs: torch.Tensor | None) -> list[torch.Tensor]:
         """Allocate the outputs and enqueue the kernel on torch's current stream of the tensors' device.
 
@@ -334,6 +339,7 @@ class ReferencePlan:
     __slots__ = ("_reference", "settings")
 
     workspace_bytes = 0
+    reads_in_place = False
 
     def __init__(
         self, reference: Callable[..., Sequence[torch.Tensor]], in_force: settings.Settings
