@@ -50,13 +50,11 @@ class Reference:
         return list(self._reference(*seen))
 
     def _as_planned(self, x: Any, shape: Any) -> Any:
-        if x is None or x.shape == shape or x.dtype == torch.bool or x.dim() < 3:
-            return (
-                x[None] if x is not None and shape is not None and len(shape) == x.dim() + 1 else x
-            )
-        if x.dim() == 3 and x.dtype == torch.float16:
-            return views.ROWS.to_kernel(x)
-        return views.BSHD.to_kernel(x) if x.dtype == torch.float16 else x
+        if x is None or x.shape == shape:
+            return x
+        if x.dtype == torch.float16:  # q, k, v, O and the gradient of O
+            return (views.ROWS if x.dim() == 3 else views.BSHD).to_kernel(x)
+        return x.expand(shape)  # LSE of packed sequences, masks
 
 
 def made(*, reference: Any, inputs: Any, **_: Any) -> Reference:

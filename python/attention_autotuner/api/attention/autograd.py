@@ -21,7 +21,7 @@ from . import plan as attention_plan
 from .checks import Options, refuse_bounded
 from .plan import AnyPlan, Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
-from .views import View
+from .views import View, as_kernels_take
 
 
 def save_for_backward(
@@ -130,28 +130,24 @@ class AttentionFunction(torch.autograd.Function):
         saved = ctx.saved_tensors
         plan, options, _, deterministic, view = ctx.call
 
-        def as_kernels_take_them() -> tuple[Gradient, list[torch.Tensor]]:
-            if view is None:
-                return grad_o, [*saved]
-            of_o = None if grad_o is None else view.to_kernel(grad_o)
-            return of_o, [*map(view.to_kernel, saved[:4]), saved[4]]
-
-        in_place = True
+        back = None if view is None else view.back_in_place
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(plan):
-            if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
-                of_o, five = as_kernels_take_them()
-                gradients = _through_dispatcher(of_o, grad_lse, five, options, deterministic)
-                in_place = False  # with a derivative
-            elif grad_o is None or grad_lse is not None:
-                of_o, five = as_kernels_take_them()
-                arguments: Any = (of_o, grad_lse, *five, options, deterministic)
-                gradients = attention_plan.attention_backward(*arguments)
-            else:
+            recorded = torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved)
+            if not recorded and grad_o is not None and grad_lse is None:
                 tensors = (grad_o, *saved)
                 gradients = attention_plan.plain_backward(tensors, options, deterministic, view)
-        if view is not None:
-            gradients = tuple(map(view.back_in_place if in_place else view.back, gradients))
+            else:
+                of_o, *four = as_kernels_take(view, grad_o, *saved[:4])
+                five = (*four, saved[4])
+                if recorded:
+                    gradients = _through_dispatcher(of_o, grad_lse, five, options, deterministic)
+                    back = None if view is None else view.back  # with a derivative
+                else:
+                    arguments: Any = (of_o, grad_lse, *five, options, deterministic)
+                    gradients = attention_plan.attention_backward(*arguments)
+        if back is not None:
+            gradients = tuple(map(back, gradients))
         return (*gradients, None)
 
 

@@ -173,8 +173,10 @@ def flash_attn_func(
     view = BSHD if options.is_bshd(layout) else None
     eager = (view is not None or layout is options.BHSD) and not torch.compiler.is_compiling()
     replay = None
+    arguments: attention_checks.Options = (softmax_scale, causal, top_left, "")
+    if eager and device_type is not None:
+        arguments = (softmax_scale, causal, top_left, naming.policy_name(device_type))
     if eager and modified:
-        name = "" if device_type is None else naming.policy_name(device_type)
         bent = {
             "alibi_slopes": alibi_slopes,
             "bias_table": bias,
@@ -184,16 +186,14 @@ def flash_attn_func(
             "document_ids": document_ids,
         }
         limits = {"seqlens_k": seqlens_k, "starts_k": starts_k} if bounds else {}
-        arguments = (softmax_scale, causal, top_left, name)
         replay = Replay.of((q, k, v), bent, limits, (window_size, softcap), arguments, view)
         if replay is not None and replay.bends_nothing:
-            modified, causal, window_size, replay = False, replay.options[1], NO_WINDOW, None
+            modified, arguments, window_size, replay = False, replay.options, NO_WINDOW, None
+            causal = arguments[1]
         earlier = None if replay is None else replay.find()
         if replay is not None and earlier is not None:
             return run_modified(replay, earlier, return_lse, deterministic)
     if eager and not (modified or bounds):
-        name = "" if device_type is None else naming.policy_name(device_type)
-        arguments = (softmax_scale, causal, top_left, name)
         results = _replayed(q, k, v, arguments, return_lse, deterministic, view)
         if results is not None:
             return results
@@ -202,8 +202,6 @@ def flash_attn_func(
         addresses = plain.addresses(q, k, v, *bounds.values())
     plainly = addresses is not None and len(addresses) == 3 + len(bounds)
     if plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda:
-        name = "" if device_type is None else naming.policy_name(device_type)
-        arguments = (softmax_scale, causal, top_left, name)
         if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
             if deterministic is None:
                 deterministic = torch.are_deterministic_algorithms_enabled()

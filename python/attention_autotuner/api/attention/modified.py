@@ -6,7 +6,7 @@ Calls without a modification never come here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -173,9 +173,15 @@ def plan_of_backward(call: Backward) -> attention_plan.AnyPlan:
 def _backward_cuda(call: Backward) -> Tensors:
     if checks.is_empty(call.q, call.k):
         return _backward_empty(call)
-    dq, dk, dv, *of_values = gradients_by_kernel(call)
     wanted = (call.sinks is not None, call.bias_gradient, call.mask_gradient)
-    return dq, dk, dv, *(of_values.pop(0) if wants else nothing(call.q) for wants in wanted)
+    gradients = by_place(gradients_by_kernel(call), wanted)
+    return tuple(nothing(call.q) if x is None else x for x in gradients)
+
+
+def by_place(gradients: Tensors, wanted: Sequence[bool]) -> tuple[Any, ...]:
+    """The op's results, of those of :func:`gradients_by_kernel`: None in the place of what is not wanted."""
+    others = iter(gradients[3:])
+    return (*gradients[:3], *(next(others) if wants else None for wants in wanted))
 
 
 def _backward_empty(call: Backward) -> Tensors:

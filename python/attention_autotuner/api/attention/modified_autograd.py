@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import compress
 from typing import Any
 
 import torch
@@ -12,9 +10,9 @@ from ...core.modifications import SPANNED
 from ...operations.attention.modified import CU_SEQLENS
 from ..shared.launch import Plan
 from ..shared.plain import Gradient, applier, are_plain, refuse_tangents, settings_of
-from .modified import BACKWARD_OP, Backward, gradients_by_kernel
+from .modified import BACKWARD_OP, Backward, by_place, gradients_by_kernel
 from .modified_replay import Replay, replayed_backward
-from .views import View
+from .views import View, as_kernels_take
 
 
 def run_modified(
@@ -26,7 +24,7 @@ def run_modified(
         return (o, lse) if return_lse else o
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    q, k, v, *_ = replay.tensors
+    q, k, v = replay.inputs[:3]
     call = (plan, replay, deterministic, return_lse)
     values = (replay.named[name] for name in ("sinks", "bias_table", "attn_mask"))
     results: Any = _apply(q, k, v, *values, call)
@@ -82,11 +80,8 @@ class ModifiedFunction(torch.autograd.Function):
         view: View | None = ctx.view
 
         def make_call() -> Backward:
-            of_o, of_lse = grad_o, grad_lse
-            *four, lse = saved
-            if view is not None:
-                of_o = None if of_o is None else view.to_kernel(of_o)
-                four = [view.to_kernel(x) for x in four]
+            of_o, *four = as_kernels_take(view, grad_o, *saved[:4])
+            of_lse, lse = grad_lse, saved[4]
             if ctx.longest is not None:
                 of_lse = None if of_lse is None else of_lse.unsqueeze(0)
                 lse = lse.unsqueeze(0)
@@ -96,30 +91,29 @@ class ModifiedFunction(torch.autograd.Function):
             arguments: Any = (*tensors, *ctx.others, *values, prefixes, ids, of_mask)
             return Backward(*arguments)
 
-        wanted, in_place = (sinks is not None, of_table, of_mask), True
+        back = None if view is None else view.back_in_place
         with settings_of(ctx.plan):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
                 refuse_tangents(grad_o, grad_lse, *saved, op="attention")
-                results = BACKWARD_OP(*make_call())
-                gradients = (*results[:3], *compress(results[3:], wanted))
-                in_place = False  # with a derivative
-            elif grad_o is None or grad_lse is not None:
-                gradients = gradients_by_kernel(make_call())
+                gradients = BACKWARD_OP(*make_call())
+                back = None if view is None else view.back  # with a derivative
             else:
-                asked = (ctx.asked, of_table, of_mask)
-                values = (slopes, table, pairs, sinks, prefixes, ids, ends_q, ends_k)
-                gradients = replayed_backward(asked, (grad_o, *saved), values, make_call, view)
-        *three, dsinks, dtable, dmask = _by_place(gradients, wanted)
-        if view is not None:
-            three = [*map(view.back_in_place if in_place else view.back, three)]
-        dmask = None if dmask is None else dmask.view(mask.shape)
-        return (*three, dsinks if of_sinks else None, dtable, dmask, None)
-
-
-def _by_place(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    """Gradients of q, k and v, then of what may have one, None where it is not wanted."""
-    others = iter(gradients[3:])
-    return [*gradients[:3], *(next(others) if wants else None for wants in wanted)]
+                if grad_o is None or grad_lse is not None:
+                    gradients = gradients_by_kernel(make_call())
+                else:
+                    asked = (ctx.asked, of_table, of_mask)
+                    values = (slopes, table, pairs, sinks, prefixes, ids, ends_q, ends_k)
+                    gradients = replayed_backward(asked, (grad_o, *saved), values, make_call, view)
+                gradients = by_place(gradients, (sinks is not None, of_table, of_mask))
+        *three, dsinks, dtable, dmask = gradients
+        if back is not None:
+            three = [*map(back, three)]
+        of_values = (
+            dsinks if of_sinks else None,
+            dtable if of_table else None,
+            dmask.view(mask.shape) if of_mask else None,
+        )
+        return (*three, *of_values, None)
 
 
 _apply = applier(ModifiedFunction)

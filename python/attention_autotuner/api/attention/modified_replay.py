@@ -14,7 +14,7 @@ from ..shared.launch import Plan
 from . import plan as attention_plan
 from .checks import Options, canonical_window
 from .modified import Backward, Tensors, gradients_by_kernel, plan_of_backward
-from .views import ROWS, View
+from .views import ROWS, View, as_kernels_take
 
 Values = Mapping[str, "torch.Tensor | None"]
 
@@ -148,8 +148,7 @@ class Replay(NamedTuple):
         memory, tensors = attention_plan.FORWARD_REPLAYS, self.tensors
         if not memory.takes(*tensors):
             return
-        three = tensors[:3]
-        q, k, v = three if self.view is None else map(self.view.to_kernel, three)
+        q, k, v = as_kernels_take(self.view, *tensors[:3])
         named: dict[str, Any] = {name: x for name, x in self.named.items() if x is not None}
         if "attn_mask" in named:
             named["attn_mask"] = named["attn_mask"].expand(*q.shape[:3], k.shape[2])

@@ -23,7 +23,7 @@ from ..shared.replay import Replays
 from ..shared.torch_library import REFERENCES
 from . import checks as attention_checks
 from .checks import Options
-from .views import View
+from .views import View, as_kernels_take
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, ...]  # of q, k and v, of sinks, of a bias table and of a mask
@@ -86,8 +86,8 @@ def replayed_plan(
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse, view is None)
     plan: AnyPlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
     if plan is None and FORWARD_REPLAYS.takes(q, k, v):
-        three = [q, k, v] if view is None else [view.to_kernel(x) for x in (q, k, v)]
-        plan = forward_plan(three[0], three[1], three[2], options, return_lse)
+        of_q, of_k, of_v = as_kernels_take(view, q, k, v)
+        plan = forward_plan(of_q, of_k, of_v, options, return_lse)
         if view is not None and not plan.reads_in_place:
             return None
         FORWARD_REPLAYS.remember(asked, plan, q, k, v)
@@ -223,7 +223,7 @@ def replayed_backward(
     if plan is None:
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
-        of_o, *four = (x if view is None else view.to_kernel(x) for x in (grad_o, q, k, v, o))
+        of_o, *four = as_kernels_take(view, grad_o, q, k, v, o)
         plan = backward_plan((of_o, None, *four, lse), options, deterministic)
         if view is None or plan.reads_in_place:
             BACKWARD_REPLAYS.remember(asked, plan, *tensors)
@@ -281,9 +281,8 @@ def backward_plan(
             else:
                 mask = named.get("attn_mask")
                 if mask is not None and of_mask is not None:
-                    named["attn_mask"] = mask[
-                        tuple(map(slice, of_mask))
-                    ]  # as it was before it was broadcast
+                    # As it was before it was broadcast.
+                    named["attn_mask"] = mask[tuple(map(slice, of_mask))]
                 bent, (*packed, prefixes, ids) = _arguments_of(modifiers, named)
                 reference = REFERENCES["attention_modified_backward"]
                 wanted = (bias_gradient, prefixes, ids, of_mask is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,3 +32,10 @@ ROWS = View(
 """``[rows of all sequences, heads, dim]``, one batch entry to kernels."""
 BSHD = View(lambda x: x.transpose(1, 2), lambda x: x.transpose(1, 2), lambda x: x.transpose_(1, 2))
 """``[batch, seqlen, heads, dim]``."""
+
+
+def as_kernels_take(view: View | None, *tensors: Any) -> list[Any]:
+    """Tensors of a call as kernels take them; None stays."""
+    if view is None:
+        return [*tensors]
+    return [None if x is None else view.to_kernel(x) for x in tensors]

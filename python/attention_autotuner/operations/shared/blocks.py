@@ -112,17 +112,12 @@ class Blocks:
         return s.masked_fill(empty, 0.0), empty
 
 
-def full_precision() -> contextlib.AbstractContextManager[None]:
-    """Keep fp32 products out of TF32, whatever the program chose for its own."""
-    return precision_of_products("ieee")
-
-
 @contextlib.contextmanager
-def precision_of_products(precision: str) -> Iterator[None]:
-    """Take fp32 products in a precision that torch knows, whatever the program chose for its own."""
+def full_precision() -> Iterator[None]:
+    """Keep fp32 products out of TF32, whatever the program chose for its own."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    matmul.fp32_precision = precision
+    matmul.fp32_precision = "ieee"
     try:
         yield
     finally:
