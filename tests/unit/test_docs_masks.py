@@ -106,6 +106,7 @@ def test_gradients_and_patches_are_as_the_log_says() -> None:
     races = result("kernel_log_races")["attention_mask_gradient"]
     text = words_of("kernel_log.md")
     sums = {(x["version"], x["shape"].split()[-1]): x["us"]["sums"] for x in races["versions"]}
+    profiles = races["profiles"]
     of_heads = [us for (_, kind), us in sums.items() if kind == "[1,h,s,s]"]
     last = [sums["addresses once a tile", kind] for kind in ("[b,1,1,s]", "[b,h,s,s]")]
     calls = {call["shape"]: call["us"] for call in races["calls"]}
@@ -155,8 +156,11 @@ def test_gradients_and_patches_are_as_the_log_says() -> None:
     short = (span("s256", "fwd", gradient=False), span("s256", "step", gradient=False))
     for sentence, figures in (
         ("| {:.0f} us for a mask of heads.", of_heads[:1]),
-        ("| {:.0f} us: 40 instructions", of_heads[1:2]),
-        ("two 16-bit entries a load | 900 us | {:.0f} us |", of_heads[2:3]),
+        ("| {:.0f} us: {} instructions of a warp", [of_heads[1], profiles[0]["instructions"]]),
+        (
+            "two 16-bit entries a load | 900 us | {:.0f} us: {} instructions, {:.2f} of them",
+            [of_heads[2], profiles[1]["instructions"], profiles[1]["ipc"]],
+        ),
         ("| {:.0f} us; {:.0f} for a mask of keys, {:.0f} for one of all", [*of_heads[3:], *last]),
         ("{:.1f} ms for {:.1f} without, where that takes {:.1f} and {:.1f}:", steps),
         ("{:.2f} to {:.2f} of its time at d128,", span("s2048 d128", "step", gradient=True)),
