@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -192,24 +192,26 @@ def test_no_composition_builds_or_waits(
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_uneven_lengths_are_balanced(backward: bool, device: torch.device) -> None:
-    times = []
-    for lengths in (LENGTHS, [1664] * 9):
-        ends, leaves = (
-            ends_of(lengths, device),
-            make(sum(lengths), device, heads=16, heads_kv=16, dim=128),
-        )
-        longest = max(lengths)
+    def call_of(lengths: list[int]) -> Callable[[], Any]:
+        ends, longest = ends_of(lengths, device), max(lengths)
+        leaves = make(sum(lengths), device, heads=16, heads_kv=16, dim=128)
 
-        def forward(ends: Any = ends, leaves: Any = leaves, longest: int = longest) -> Any:
+        def forward() -> Any:
             return flash_attn_varlen_func(*leaves, ends, ends, longest, longest, causal=True)
 
         o = forward()
         grad = torch.randn_like(o)
+        return (
+            (lambda: torch.autograd.grad(o, leaves, grad, retain_graph=True))
+            if backward
+            else forward
+        )
 
-        def gradients(o: Any = o, leaves: Any = leaves, grad: Any = grad) -> Any:
-            return torch.autograd.grad(o, leaves, grad, retain_graph=True)
-
-        with torch.set_grad_enabled(backward):
-            time = milliseconds(gradients if backward else forward, repeats=20, warm_ups=5)
-        times.append(time / sum(length * length for length in lengths))
-    assert times[0] / times[1] < 1.3
+    batches = LENGTHS, [1664] * 9
+    calls = [call_of(lengths) for lengths in batches]
+    with torch.set_grad_enabled(backward):
+        # In turns, and the least of each: tests of other workers may keep the same GPU busy.
+        rounds = [[milliseconds(call, repeats=20, warm_ups=5) for call in calls] for _ in range(5)]
+    pairs = [sum(length * length for length in lengths) for lengths in batches]
+    uneven, even = map(min, zip(*rounds, strict=True))
+    assert uneven / pairs[0] < 1.3 * even / pairs[1]
