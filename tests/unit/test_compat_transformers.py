@@ -113,6 +113,14 @@ def test_packed_sequences_do_not_see_each_other(name: str, said: str, forms: lis
     torch.testing.assert_close(results_of(model, None, **options), expected)
 
 
+def test_rows_of_masks_begin_where_replayed_calls_read() -> None:
+    for length in range(2, 10):
+        mask = compat.packed_mask(torch.arange(length), torch.arange(length) * 2)
+        assert mask.shape == (1, 1, 2, length)
+        assert mask[0, 0].tolist() == [[*range(length)], [*range(0, 2 * length, 2)]]
+        assert all(row.data_ptr() % 16 == 0 and row.is_contiguous() for row in mask[0, 0])
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_generated_tokens_are_chosen_as_by_eager(name: str, forms: list[Any]) -> None:
     errors = compare(name, TOKENS, LEFT, steps=1, count=12)

@@ -170,7 +170,7 @@ def packed_mask(cu_seqlens_q: torch.Tensor, cu_seqlens_k: Mask = None) -> torch.
         int32 ``[1, 1, 2, sequences + 1]``.
     """
     cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    return torch.stack((cu_seqlens_q, cu_seqlens_k)).to(torch.int32)[None, None]
+    return _stacked(cu_seqlens_q, cu_seqlens_k)[None, None]
 
 
 def make_mask(
@@ -287,7 +287,14 @@ def _of_neighbors(mask_function: Callable[..., Any], batch: int, length: int, de
 def _bounds(starts: torch.Tensor, ends: Any) -> torch.Tensor:
     """First keys and ends ``[batch]``, or one end for all, as int32 ``[1, 2, 1, batch]``."""
     ends = torch.zeros_like(starts) + ends
-    return torch.stack((starts, ends)).to(torch.int32)[None, :, None]
+    return _stacked(starts, ends)[None, :, None]
+
+
+def _stacked(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Two vectors as int32 ``[2, n]``, each at a multiple of 16 bytes, as calls that are replayed have them."""
+    both = torch.stack((first, second)).to(torch.int32)
+    length = both.shape[1]
+    return torch.nn.functional.pad(both, (0, -length % 4))[:, :length]
 
 
 AttentionInterface.register(NAME, attention)
