@@ -60,6 +60,22 @@ class _ReplayedOverload(torch._ops.OpOverload[Any, Any]):
         return super().__call__(*fields, **named)
 
 
+class _TransformedOverload(torch._ops.OpOverload[Any, Any]):
+    """An overload that torch.func's transforms differentiate ahead of the dispatcher, which calls its derivative late.
+
+    By then torch lets no function of autograd be applied.
+    """
+
+    transformed: Callable[..., Any]
+
+    def __call__(self, /, *fields: Any, **named: Any) -> Any:
+        """Compute the op."""
+        inside: Any = torch._C._functorch.peek_interpreter_stack()
+        if not (inside is None or named) and inside.key() == torch._C._functorch.TransformType.Grad:
+            return self.transformed(*fields)
+        return super().__call__(*fields, **named)
+
+
 def schema_of(
     name: str,
     arguments: type[Any],
@@ -172,6 +188,25 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             return formula(ctx, *gradients)
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return op(*arguments)  # as it is inside the transform
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            setup_context(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return formula(ctx, *gradients)
+
+    op.__class__ = _TransformedOverload  # torch itself makes overloads
+    transformed: Any = Transformed.apply
+    op.transformed = lambda *stated: transformed(*stated, *defaults[len(stated) :])
 
     def differentiable(*stated: Any) -> Any:
         arguments = (*stated, *defaults[len(stated) :])
