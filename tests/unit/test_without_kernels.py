@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, retention_func, retnet_attn_func, settings
+from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.attention.autograd import differentiable_attention
 from attention_autotuner.api.retention import plan as retention_plan
 from attention_autotuner.api.retention.autograd import RetentionFunction
@@ -27,6 +30,7 @@ from attention_autotuner.errors import (
     UnknownCandidateError,
     UnsupportedArgumentError,
 )
+from attention_autotuner.operations.attention.modified import Modifiers
 from attention_autotuner.serving import dispatch, pinning, runtime
 from tests import gradients
 
@@ -139,6 +143,36 @@ def test_the_reference_serves_with_one_warning(
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (warning,) = [message for message in said if message.startswith("no kernel for")]
     assert "there is no nvcc" in warning
+
+
+@pytest.mark.parametrize("name", [*CALLS, "window and sinks", "mask", "packed", "packed retention"])
+def test_no_plan_of_the_reference_holds_a_callers_tensor(machine: Machine, name: str) -> None:
+    def modified(**values: Any) -> Callable[..., Any]:
+        return lambda q, k, v: attention_plan.attention_forward(
+            *(q, k, v, PLAIN, True), modifiers=Modifiers(**values)
+        )
+
+    ends, four = torch.tensor([0, 3, 7], dtype=torch.int32), cast("Any", 4)
+    calls: dict[str, Callable[..., Any]] = {
+        "window and sinks": modified(window_size=(2, 2), sinks=torch.ones(4)),
+        "mask": modified(attn_mask=torch.ones(2, 4, 7, 7)),
+        "packed": modified(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlens=(4, 4)),
+        "packed retention": lambda q, k, v, ends=ends: retention_plan.retention_forward(
+            Forward(q, k, v, None, None, None, None, "chunkwise", "", False, ends.clone(), four)
+        ),
+    }
+    state, call, _ = CALLS.get(name, (False, calls.get(name), None))
+    assert call is not None
+    inputs = [x[:1] if "packed" in name else x for x in tensors(state=state)]
+    results = call(*inputs)
+    if name in CALLS:
+        results = results if isinstance(results, tuple) else (results,)
+        sum(x.float().square().sum() for x in results).backward()
+    alive = [weakref.ref(x) for x in (*inputs, *results) if x is not None]
+    del call, calls, inputs, results, ends
+    machine.error.with_traceback(None)  # the frames of calls
+    gc.collect()
+    assert [seen() for seen in alive] == [None] * len(alive)
 
 
 def test_the_reference_overwrites_a_state_in_place(machine: Machine) -> None:

@@ -51,8 +51,9 @@ def retention_forward(
         dispatch.generation(),
         id(settings.current()),
     )
-    packed = () if cu_seqlens is None else (cu_seqlens,)
-    tensors = (q, k, v, log2_gamma, initial_state, initial_state if in_place else None, *packed)
+    packed = cu_seqlens is not None
+    final_state = initial_state if in_place else None
+    tensors = (q, k, v, log2_gamma, initial_state, final_state, *(cu_seqlens,) * packed)
     plan = FORWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(call)
@@ -110,32 +111,35 @@ def retention_backward(call: Backward) -> Gradients:
         dispatch.generation(),
         id(settings.current()),
     )
-    packed = () if call.cu_seqlens is None else (call.cu_seqlens,)
-    tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state, *packed)
+    # Plans outlive their call, whose tensors they are not to hold.
+    packed, max_seqlen = call.cu_seqlens is not None, call.max_seqlen
+    need_state, need_gamma = call.need_state, call.need_gamma
+    ends = (call.cu_seqlens,) * packed
+    tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state, *ends)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(call)
         retention_checks.check_gradients(call)
         states = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
         outputs = launch.gradients(dq=q, dk=k, dv=v)
-        if call.need_state:
+        if need_state:
             shape = retention_checks.state_shape(call)
             outputs.append(
                 launch.contiguous("dinitial_state", shape, torch.float32, "dfinal_state")
             )
-        if call.need_gamma:
+        if need_gamma:
             outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
 
         def by_reference(*read: torch.Tensor | None) -> Sequence[torch.Tensor]:
             *qkv_log2, state, grad_o, grad_state = read[:7]
-            packing = (read[7], call.max_seqlen) if packed else ()
+            packing = (read[7], max_seqlen) if packed else ()
             *most, dstate, dlog2 = REFERENCES["retention_backward"](
                 grad_o, grad_state, *qkv_log2, gamma, state, *others, *packing
             )
             return [
                 *most,
-                *([dstate] if call.need_state else []),
-                *([dlog2[None]] if call.need_gamma else []),
+                *([dstate] if need_state else []),
+                *([dlog2[None]] if need_gamma else []),
             ]
 
         plan = planning.plan_of(
@@ -151,8 +155,8 @@ def retention_backward(call: Backward) -> Gradients:
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(*tensors)
     # Every sequence's share comes alone, as that costs the kernel least.
-    dlog2_gamma = rest[-1].sum(0) if call.need_gamma else None
-    return dq, dk, dv, rest[0] if call.need_state else None, dlog2_gamma
+    dlog2_gamma = rest[-1].sum(0) if need_gamma else None
+    return dq, dk, dv, rest[0] if need_state else None, dlog2_gamma
 
 
 def _packing_key(call: Forward | Backward) -> tuple[Any, ...]:

@@ -29,11 +29,12 @@ def retnet_forward(call: Forward) -> tuple[torch.Tensor, torch.Tensor | None]:
         NotWarmError: a graph is being captured and the kernel is not ready.
     """
     q, k, v, mask, log2_gamma = tensors = call[:5]
+    numbers = call[5:-1]
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(mask),
         launch.signature(log2_gamma),
-        *call[5:-1],
+        *numbers,
         dispatch.generation(),
         id(settings.current()),
     )
@@ -50,7 +51,7 @@ def retnet_forward(call: Forward) -> tuple[torch.Tensor, torch.Tensor | None]:
             call.scale,
             inputs=dict(zip(_INPUTS, tensors, strict=True)),
             outputs=outputs,
-            reference=lambda *tensors: REFERENCES["retnet_forward"](*tensors, *call[5:-1], False),
+            reference=lambda *tensors: REFERENCES["retnet_forward"](*tensors, *numbers, False),
             gamma=call.gamma,
             normalize=int(call.normalize),
             r_clamp_max=_largest_r(call),

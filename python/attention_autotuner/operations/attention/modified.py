@@ -92,6 +92,12 @@ class Modifiers:
         values = {name: getattr(self, name) for name in (*VALUED, *CU_SEQLENS)}
         return {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
 
+    @property
+    def without_tensors(self) -> Modifiers:
+        """The same numbers alone, for what outlives a call."""
+        absent: dict[str, Any] = dict.fromkeys(self.tensors)
+        return replace(self, **absent)
+
     def of_sequences(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> Iterator[tuple[slice, slice, Three, Modifiers]]:
