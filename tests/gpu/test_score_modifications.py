@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.api.attention import modified, modified_autograd
@@ -231,6 +232,27 @@ def test_a_graph_follows_slopes_and_sinks(device: torch.device) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(o, flash_attn_func(q, k, v, **options))
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_checkpoints_recompute_what_a_call_kept(layout: str, device: torch.device) -> None:
+    leaves = [torch.randn(2, 4, 256, 64, device=device, dtype=torch.float16) for _ in range(3)]
+    if layout == "bshd":
+        leaves = [x.transpose(1, 2) for x in leaves]
+    leaves = [x.contiguous().requires_grad_() for x in leaves]
+    mask = torch.randn(256, 256, device=device)
+    for options in ({"window_size": (63, 0)}, {"attn_mask": mask}, {"softcap": 20.0}):
+        arguments: dict[str, Any] = {**options, "layout": layout}
+
+        results = []
+        for _ in range(2):  # of calls like none before, then of warm ones
+            o = checkpoint(as_untyped, *leaves, use_reentrant=False, **arguments)
+            results.append(torch.autograd.grad(o.float().square().sum(), leaves))
+        o = as_untyped(*leaves, **arguments)
+        results.append(torch.autograd.grad(o.float().square().sum(), leaves))
+        for first, *others in zip(*results, strict=True):
+            for other in others:
+                torch.testing.assert_close(other, first, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])

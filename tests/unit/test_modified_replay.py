@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import attention_autotuner
 from attention_autotuner import settings
@@ -336,3 +337,54 @@ def test_plans_that_copy_are_not_remembered_for_views(
     monkeypatch.setattr(attention_plan, "backward_plan", None)
     with pytest.raises(TypeError, match="not callable"):
         call()
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().clone()
+
+
+def checkpointed(call: Callable[..., torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    """Compare a checkpointed call's gradients with its own, for calls like none before and for later ones."""
+    expected = None
+    for kept in (False, True, False):  # the first is cold, the last keeps what hooks make
+        o = checkpoint(call, *leaves, use_reentrant=kept)
+        total = (o.float() * torch.sin(torch.arange(o.numel())).view(o.shape)).sum()
+        results = torch.autograd.grad(total, leaves) if not kept else ()
+        if kept:
+            total.backward()
+            results = tuple(x.grad for x in leaves if x.grad is not None)
+        expected = expected or results
+        for ours, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(ours, wanted, atol=2e-3, rtol=2e-3)
+    with torch.autograd.graph.saved_tensors_hooks(copied, lambda x: x):
+        o = call(*leaves)
+    total = (o.float() * torch.sin(torch.arange(o.numel())).view(o.shape)).sum()
+    assert expected is not None
+    for ours, wanted in zip(torch.autograd.grad(total, leaves), expected, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("name", [*OPTIONS, "plain"])
+def test_checkpoints_recompute_what_the_first_call_kept(name: str, layout: str) -> None:
+    leaves, named = leaves_of(OPTIONS.get(name, {}))
+    if layout == "bshd":
+        three = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in leaves[:3]]
+        leaves = [*three, *leaves[3:]]
+    checkpointed(lambda q, k, v, *_: flash_attn_func(q, k, v, layout=layout, **named), leaves)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_checkpoints_recompute_what_the_first_packed_call_kept(name: str) -> None:
+    leaves, named = packed_leaves(PACKED[name])
+    checkpointed(lambda q, k, v, *_: varlen_func(q, k, v, ENDS, ENDS, 11, 11, **named), leaves)
+
+
+def test_keys_that_are_the_values_are_those_of_two_tensors() -> None:
+    q, k, v = leaves_of({})[0]
+    for options in (OPTIONS["window"], OPTIONS["sinks"], {}):
+        flash_attn_func(q, k, v, **options)
+        for _ in range(2):
+            torch.testing.assert_close(
+                flash_attn_func(q, k, k, **options), flash_attn_func(q, k, k.clone(), **options)
+            )

@@ -14,7 +14,7 @@ from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.attention.torch_op import FORWARD_OP
 from attention_autotuner.api.shared import launch, planning
 from attention_autotuner.api.shared.plain import addresses
-from attention_autotuner.api.shared.replay import KINDS, Replays
+from attention_autotuner.api.shared.replay import KINDS, Replays, key_of
 from attention_autotuner.api.shared.torch_library import twin_of
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.serving import dispatch
@@ -60,7 +60,7 @@ def misaligned() -> torch.Tensor:
 def test_tensors_of_another_kind_are_not_recognised(
     replays: Replays, plan: launch.Plan, other: Callable[[], torch.Tensor]
 ) -> None:
-    replays.remember("asked", plan, torch.randn(SHAPE), torch.randn(SHAPE))
+    replays.remember(key_of("asked"), plan, torch.randn(SHAPE), torch.randn(SHAPE))
     assert replays.find("asked", torch.randn(SHAPE), torch.randn(SHAPE)) is plan
     assert replays.find("asked", torch.randn(SHAPE), other()) is None
     assert replays.find("else", torch.randn(SHAPE), torch.randn(SHAPE)) is None
@@ -74,7 +74,7 @@ def test_modes_and_transforms_are_not_passed_by(replays: Replays, plan: launch.P
             return func(*args, **(kwargs or {}))
 
     x = torch.randn(SHAPE)
-    replays.remember("asked", plan, x)
+    replays.remember(key_of("asked"), plan, x)
     seen: list[launch.Plan | None] = []
     with Mode():
         seen.append(replays.find("asked", x))
@@ -92,7 +92,7 @@ def test_plans_of_other_settings_or_before_new_records_are_not_found(
     replays: Replays, plan: launch.Plan
 ) -> None:
     x = torch.randn(SHAPE)
-    replays.remember("asked", plan, x)
+    replays.remember(key_of("asked"), plan, x)
     with settings.override(strict_kernels=True):
         assert replays.find("asked", x) is None
     dispatch.invalidate()
@@ -102,7 +102,7 @@ def test_plans_of_other_settings_or_before_new_records_are_not_found(
 def test_a_few_kinds_of_call_may_ask_the_same(replays: Replays, plan: launch.Plan) -> None:
     calls = [torch.randn(SHAPE[0], SHAPE[1], n, SHAPE[3]) for n in range(1, KINDS + 2)]
     for x in calls:
-        replays.remember("asked", plan, x)
+        replays.remember(key_of("asked"), plan, x)
     assert [replays.find("asked", x) for x in calls] == [*[plan] * KINDS, None]
 
 
@@ -164,7 +164,7 @@ def test_an_eager_call_like_an_earlier_one_runs_its_plan_at_once(
     asked = ("eager", q.shape, k.shape, differentiable, OPTIONS, differentiable, True)
     with monkeypatch.context() as patch:
         patch.setattr(Replays, "takes", lambda *_: True)
-        attention_plan.FORWARD_REPLAYS.remember(asked, known, q, k, v)
+        attention_plan.FORWARD_REPLAYS.remember(key_of(asked), known, q, k, v)
     monkeypatch.setattr(launch, "current_device", lambda: -1)
     o = flash_attn_func(q, k, v)
     assert not o.any()
@@ -201,7 +201,7 @@ def test_an_eager_call_of_a_new_kind_is_recognised_next_time(
 def test_tensors_on_the_cpu_are_never_replayed(plan: launch.Plan) -> None:
     memory, x = attention_plan.FORWARD_REPLAYS, torch.randn(SHAPE)
     assert not memory.takes(x)
-    memory.remember("on the CPU", plan, x)
+    memory.remember(key_of("on the CPU"), plan, x)
     assert memory.find("on the CPU", x) is None
 
 
@@ -243,68 +243,92 @@ def halves(count: int = 3) -> list[torch.Tensor]:
     return [torch.randn(SHAPE).half() for _ in range(count)]
 
 
+class Recognition:
+    """Says of calls whether one like them was seen before."""
+
+    def __init__(self, memory: Replays) -> None:
+        self.memory = memory
+        self.answers: list[bool] = []
+
+    def __call__(self, *tensors: torch.Tensor, **options: Any) -> bool:
+        """Call ``flash_attn_func``."""
+        self.answers.clear()
+        o = as_untyped(*tensors, **options)
+        assert not o.any()  # the plans of these tests leave zeros
+        return self.answers == [True]
+
+
 @pytest.fixture
-def plans(replays: Replays, monkeypatch: pytest.MonkeyPatch) -> Replays:
-    """A memory whose plans leave zeros, so that a replayed call shows."""
+def recognised(replays: Replays, monkeypatch: pytest.MonkeyPatch) -> Recognition:
+    seen, find = Recognition(replays), Replays.find
 
     def plan_of(*_: object, **named: Any) -> launch.Plan:
         inputs, outputs = named["inputs"], named["outputs"]
         return launch.Plan(None, None, inputs=inputs, outputs=outputs, in_force=settings.current())
 
+    def look(memory: Replays, *arguments: Any) -> launch.Plan | None:
+        plan = find(memory, *arguments)
+        seen.answers.append(plan is not None)
+        return plan
+
     monkeypatch.setattr(launch, "current_device", lambda: -1)
     monkeypatch.setattr(planning, "plan_of", plan_of)
+    monkeypatch.setattr(Replays, "find", look)
     attention_plan.FORWARD_PLANS.clear()
-    return replays
+    return seen
 
 
 @pytest.mark.parametrize("name", BENT)
-def test_modified_calls_are_recognised(plans: Replays, name: str) -> None:
+def test_modified_calls_are_recognised(recognised: Recognition, name: str) -> None:
     options = BENT[name]
-    first = as_untyped(*halves(), **options)
-    assert first.any()
+    assert not recognised(*halves(), **options)
     o, lse = as_untyped(*halves(), return_lse=True, **options)
-    assert not o.any()
+    assert recognised.answers == [False, True]
+    assert o.shape == SHAPE
     assert lse.shape == SHAPE[:3]
     again = {key: x.clone() if torch.is_tensor(x) else x for key, x in options.items()}
-    assert not as_untyped(*halves(), **again).any()
+    assert recognised(*halves(), **again)
     with settings.override(budget_seconds=1.0):
-        assert as_untyped(*halves(), **options).any()
+        assert not recognised(*halves(), **options)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"window_size": (4, -1)},
-        {"window_size": [3, -1]},
         {"softcap": 1.0},
         {"causal": False},
         {"softmax_scale": 0.5},
         {"sinks": torch.ones(3)},
         {"attn_mask": torch.ones(16, 16, dtype=torch.bool)},
     ],
-    ids=str,
+    ids=lambda change: next(iter(change)),
 )
-def test_other_modifications_are_not_recognised(plans: Replays, change: dict[str, Any]) -> None:
+def test_other_modifications_are_not_recognised(
+    recognised: Recognition, change: dict[str, Any]
+) -> None:
     options = BENT["window"]
+    assert [recognised(*halves(), **options) for _ in range(2)] == [False, True]
+    assert not recognised(*halves(), **{**options, **change})
+
+
+def test_a_window_that_is_no_tuple_goes_through_the_dispatcher(recognised: Recognition) -> None:
     for _ in range(2):
-        o = as_untyped(*halves(), **options)
-    assert not o.any()
-    assert as_untyped(*halves(), **{**options, **change}).any()
+        assert as_untyped(*halves(), window_size=[3, -1], causal=True).any()
+    assert not recognised.answers
 
 
-def test_masks_of_other_shapes_and_gradients_take_the_other_way(plans: Replays) -> None:
+def test_masks_of_other_shapes_and_gradients_are_not_recognised(recognised: Recognition) -> None:
     mask = torch.zeros(16, 16)
-    for _ in range(2):
-        o = as_untyped(*halves(), attn_mask=mask)
-    assert not o.any()
+    assert [recognised(*halves(), attn_mask=mask) for _ in range(2)] == [False, True]
     for other in (mask[:1], mask.half(), mask[None].expand(3, -1, -1), mask.T):
-        assert as_untyped(*halves(), attn_mask=other).any()
+        assert not recognised(*halves(), attn_mask=other)
     learned = mask.clone().requires_grad_()
-    assert as_untyped(*halves(), attn_mask=learned).any()
+    assert not recognised(*halves(), attn_mask=learned)
     q, k, v = halves()
-    assert as_untyped(q.requires_grad_(), k, v, attn_mask=mask).any()
+    assert not recognised(q.requires_grad_(), k, v, attn_mask=mask)
     with torch.no_grad():
-        assert not as_untyped(q.detach(), k, v, attn_mask=mask).any()
+        assert recognised(q.detach(), k, v, attn_mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -312,18 +336,52 @@ def test_masks_of_other_shapes_and_gradients_take_the_other_way(plans: Replays) 
     [({"window_size": (15, -1)}, False), ({"window_size": (100, 0)}, True), ({}, True)],
 )
 def test_windows_that_hide_nothing_are_ordinary_calls(
-    plans: Replays, options: dict[str, Any], causal: bool
+    recognised: Recognition, options: dict[str, Any], causal: bool
 ) -> None:
-    three = halves()
-    # The first call, too, as ordinary ones.
-    assert not as_untyped(*three, causal=causal and not options, **options).any()
-    keys = [asked for (asked, *_) in plans._plans]
+    assert not recognised(*halves(), causal=causal and not options, **options)
+    keys = [asked for (asked, *_) in recognised.memory._plans]
     assert [key[0] for key in keys] == ["eager"]
     assert keys[0][4][1] is causal
 
 
-def test_windows_that_there_cannot_be_are_refused_each_time(plans: Replays) -> None:
+def test_windows_that_there_cannot_be_are_refused_each_time(recognised: Recognition) -> None:
     for window in ((-2, 3), (2**30 + 1, -1), (3, 2.0), (3,)):
         for _ in range(2):
             with pytest.raises(UnsupportedProblemError, match="two integers from -1 to"):
                 as_untyped(*halves(), window_size=window)
+    assert not recognised.answers
+
+
+def test_a_call_that_takes_a_tensor_twice_is_computed_each_time(recognised: Recognition) -> None:
+    q, k, v = halves()
+    slopes = torch.linspace(0.1, 0.3, 3)
+    calls: list[tuple[tuple[torch.Tensor, ...], dict[str, Any]]] = [
+        ((q, k, k), {"window_size": (3, -1)}),
+        ((q, k, k), {}),
+        ((q, q, q), {"layout": "bshd", "softcap": 2.0}),
+        ((q, k, v), {"alibi_slopes": slopes, "sinks": slopes}),
+    ]
+    for tensors, options in calls:
+        for _ in range(KINDS + 1):
+            assert not recognised(*tensors, **options)
+    # They keep nobody else out.
+    for options in ({"window_size": (3, -1)}, {}, {"alibi_slopes": slopes, "sinks": slopes + 1}):
+        assert [recognised(q, k, v, **options) for _ in range(2)] == [False, True]
+
+
+def test_a_plan_that_is_outdated_once_it_is_made_is_not_kept(
+    recognised: Recognition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward_plan = attention_plan.forward_plan
+
+    def overtaken(*arguments: Any) -> Any:
+        plan = forward_plan(*arguments)
+        dispatch.invalidate()  # as by tune() in another thread
+        return plan
+
+    three = halves()
+    for options in ({}, BENT["window"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(attention_plan, "forward_plan", overtaken)
+            recognised(*three, **options)
+        assert [recognised(*three, **options) for _ in range(2)] == [False, True]

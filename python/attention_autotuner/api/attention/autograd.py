@@ -80,10 +80,11 @@ def differentiate_twice(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, .
 
     O and LSE are functions of q, k and v: what they contribute is counted there, and they get none.
     """
-    grad_o, grad_lse, q, k, v = ctx.saved_tensors
+    kept = ctx.saved_tensors
+    grad_o, grad_lse, q, k, v = kept
     notice_reference("attention", q)
     if checks.is_empty(q, k):
-        results: tuple[Gradient, ...] = zeros_like(ctx.saved_tensors)
+        results: tuple[Gradient, ...] = zeros_like(kept)
     else:
         dq, dk, dv = gradients
         results = attention_double_backward((dq, dk, dv), grad_o, grad_lse, q, k, v, **ctx.options)

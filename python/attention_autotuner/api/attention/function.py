@@ -190,9 +190,9 @@ def flash_attn_func(
         if replay is not None and replay.bends_nothing:
             modified, arguments, window_size, replay = False, replay.options, NO_WINDOW, None
             causal = arguments[1]
-        earlier = None if replay is None else replay.find()
-        if replay is not None and earlier is not None:
-            return run_modified(replay, earlier, return_lse, deterministic)
+        plan = None if replay is None else replay.plan()
+        if replay is not None and plan is not None:
+            return run_modified(replay, plan, return_lse, deterministic)
     if eager and not (modified or bounds):
         results = _replayed(q, k, v, arguments, return_lse, deterministic, view)
         if results is not None:
@@ -224,14 +224,10 @@ def flash_attn_func(
         isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())
     ):
         tensors = {"q": q, "k": k, "v": v, **bounds, **values}
-        results = options.call_with_views(
+        return options.call_with_views(
             flash_attn_func, layout, tensors, device_type=device_type, **named
         )
-    else:
-        results = _through_dispatcher(q, k, v, device_type, bounds, values, named, modified)
-    if replay is not None:
-        replay.remember()
-    return results
+    return _through_dispatcher(q, k, v, device_type, bounds, values, named, modified)
 
 
 def _replayed(

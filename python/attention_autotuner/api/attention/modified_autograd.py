@@ -8,15 +8,16 @@ import torch
 
 from ...core.modifications import SPANNED
 from ...operations.attention.modified import CU_SEQLENS
-from ..shared.launch import Plan
+from ..shared import checks
 from ..shared.plain import Gradient, applier, are_plain, refuse_tangents, settings_of
 from .modified import BACKWARD_OP, Backward, by_place, gradients_by_kernel
 from .modified_replay import Replay, replayed_backward
+from .plan import AnyPlan
 from .views import View, as_kernels_take
 
 
 def run_modified(
-    replay: Replay, plan: Plan, return_lse: bool, deterministic: bool | None
+    replay: Replay, plan: AnyPlan, return_lse: bool, deterministic: bool | None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """O, or O and LSE, of a call by the plan of one like it; differentiable where that may be asked for."""
     if not replay.differentiable:
@@ -43,7 +44,7 @@ class ModifiedFunction(torch.autograd.Function):
         sinks: torch.Tensor | None,
         table: torch.Tensor | None,
         mask: torch.Tensor | None,
-        call: tuple[Plan, Replay, bool, bool],
+        call: tuple[AnyPlan, Replay, bool, bool],
     ) -> Any:
         """Launch the kernel and keep what gradients need.
 
@@ -73,7 +74,8 @@ class ModifiedFunction(torch.autograd.Function):
         """Gradients of q, k, v, the sinks, the bias table and the mask."""
         if grad_o is None and grad_lse is None:
             return (None,) * 7
-        *saved, sinks, table, mask, slopes, prefixes, ids, ends_q, ends_k = ctx.saved_tensors
+        kept = ctx.saved_tensors  # which hooks may let a function ask for but once
+        *saved, sinks, table, mask, slopes, prefixes, ids, ends_q, ends_k = kept
         _, _, _, of_sinks, of_table, of_mask, _ = ctx.needs_input_grad
         # With the axes of all pairs.
         pairs = None if mask is None else mask[(None,) * (4 - mask.dim())]
@@ -93,7 +95,8 @@ class ModifiedFunction(torch.autograd.Function):
 
         back = None if view is None else view.back_in_place
         with settings_of(ctx.plan):
-            if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *ctx.saved_tensors):
+            if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *kept):
+                checks.check_layouts({"the gradient of o": grad_o, "the gradient of lse": grad_lse})
                 refuse_tangents(grad_o, grad_lse, *saved, op="attention")
                 gradients = BACKWARD_OP(*make_call())
                 back = None if view is None else view.back  # with a derivative

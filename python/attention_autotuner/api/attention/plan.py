@@ -19,7 +19,7 @@ from ...core.problem import bucket_seqlen
 from ...operations.attention.modified import CU_SEQLENS, Modifiers
 from ...serving import dispatch
 from ..shared import checks, launch, planning
-from ..shared.replay import Replays
+from ..shared.replay import Replays, key_of
 from ..shared.torch_library import REFERENCES
 from . import checks as attention_checks
 from .checks import Options
@@ -86,11 +86,12 @@ def replayed_plan(
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse, view is None)
     plan: AnyPlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
     if plan is None and FORWARD_REPLAYS.takes(q, k, v):
+        key = key_of(asked)
         of_q, of_k, of_v = as_kernels_take(view, q, k, v)
         plan = forward_plan(of_q, of_k, of_v, options, return_lse)
         if view is not None and not plan.reads_in_place:
             return None
-        FORWARD_REPLAYS.remember(asked, plan, q, k, v)
+        FORWARD_REPLAYS.remember(key, plan, q, k, v)
     return plan
 
 
@@ -122,16 +123,18 @@ def forward_plan(
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
         inputs = {"q": q, "k": k, "v": v, **bounds, **_values_of(modifiers)}
+        # Plans outlive their call, whose tensors they are not to hold.
+        names, numbers = tuple(inputs), modifiers and modifiers.without_tensors
 
         def by_reference(*tensors: torch.Tensor | None) -> Sequence[torch.Tensor]:
-            named = dict(zip(inputs, tensors, strict=True))
+            named = dict(zip(names, tensors, strict=True))
             call = (*tensors[:3], *options)
             limits = (named.get("seqlens_k"), named.get("starts_k"))
             results: Sequence[torch.Tensor]
-            if modifiers is None:
+            if numbers is None:
                 results = REFERENCES["attention_forward"](*call, return_lse, False, *limits)
             else:
-                bent, packed = _arguments_of(modifiers, named)
+                bent, packed = _arguments_of(numbers, named)
                 reference = REFERENCES["attention_modified_forward"]
                 results = reference(*call, False, *bent, *limits, *packed)
             return results
@@ -223,10 +226,11 @@ def replayed_backward(
     if plan is None:
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
+        key = key_of(asked)
         of_o, *four = as_kernels_take(view, grad_o, q, k, v, o)
         plan = backward_plan((of_o, None, *four, lse), options, deterministic)
         if view is None or plan.reads_in_place:
-            BACKWARD_REPLAYS.remember(asked, plan, *tensors)
+            BACKWARD_REPLAYS.remember(key, plan, *tensors)
         return tuple(plan.run(*four, of_o, lse, None))
     return tuple(plan.run(q, k, v, o, grad_o, lse, None))
 
@@ -270,20 +274,21 @@ def backward_plan(
         if of_mask is not None:
             outputs.append(launch.contiguous("dattn_mask", of_mask, values["attn_mask"].dtype))
         backward = {"direction": "backward", "deterministic": deterministic}
+        names, numbers = tuple(inputs), modifiers and modifiers.without_tensors
 
         def by_reference(*tensors: torch.Tensor | None) -> Gradients:
-            named = dict(zip(inputs, tensors, strict=True))
+            named = dict(zip(names, tensors, strict=True))
             order = ("dout", "dlse", "q", "k", "v", "o", "lse")
             call = (*map(named.get, order), *options, deterministic)
             results: Gradients
-            if modifiers is None:
+            if numbers is None:
                 results = REFERENCES["attention_backward"](*call)
             else:
                 mask = named.get("attn_mask")
                 if mask is not None and of_mask is not None:
                     # As it was before it was broadcast.
                     named["attn_mask"] = mask[tuple(map(slice, of_mask))]
-                bent, (*packed, prefixes, ids) = _arguments_of(modifiers, named)
+                bent, (*packed, prefixes, ids) = _arguments_of(numbers, named)
                 reference = REFERENCES["attention_modified_backward"]
                 wanted = (bias_gradient, prefixes, ids, of_mask is not None)
                 results = reference(*call, *bent, *packed, *wanted)

@@ -139,12 +139,11 @@ def flash_attn_varlen_func(
         "cu_seqlens_k": cu_seqlens_k,
     }
     longest = (max_seqlen_q, max_seqlen_k)
-    replay = None
     if not torch.compiler.is_compiling():
         replay = Replay.of_packed((q, k, v), named, longest, (window, softcap), arguments)
-        earlier = None if replay is None else replay.find()
-        if replay is not None and earlier is not None:
-            return run_modified(replay, earlier, return_lse, deterministic)
+        plan = None if replay is None else replay.plan()
+        if replay is not None and plan is not None:
+            return run_modified(replay, plan, return_lse, deterministic)
     checks.check_places(**tensors)
     plain.refuse_tangents(*tensors.values(), op="attention")
     for name in ("q", "k", "v"):
@@ -162,7 +161,5 @@ def flash_attn_varlen_func(
         *(cu_seqlens_q, cu_seqlens_k, *longest, bias),
     )
     o, lse = FORWARD_OP(*call)
-    if replay is not None:
-        replay.remember()
     o = ROWS.back(o)
     return (o, lse.squeeze(0)) if return_lse else o

@@ -31,7 +31,7 @@ class Replays:
 
     def __init__(self, op: Op, direction: Direction) -> None:
         """Nothing yet."""
-        self._plans: Table[Any, list[tuple[Callable[..., bool], Plan]]] = Table(
+        self._plans: Table[Any, list[tuple[int, Callable[..., bool], Plan]]] = Table(
             f"replays.{op}.{direction}", bound=MAX_PLANS
         )
 
@@ -43,8 +43,9 @@ class Replays:
                 at most :data:`KINDS` kinds of call ask the same.
             tensors: of the call, in one order.
         """
-        for equals, plan in self._plans.get(_key(asked), ()):
-            if equals(*tensors):
+        for count, equals, plan in self._plans.get(key_of(asked), ()):
+            # Torch's comparison raises where there are more or fewer tensors.
+            if count == len(tensors) and equals(*tensors):
                 bits = 0
                 for x in tensors:
                     bits |= x.data_ptr()
@@ -61,18 +62,25 @@ class Replays:
             and len({x.get_device() for x in tensors}) == 1
         )
 
-    def remember(self, asked: Any, plan: Any, *tensors: torch.Tensor) -> None:
-        """Keep a plan for :meth:`find`, unless its call is unusual or :data:`KINDS` others asked the same."""
-        key = _key(asked)
+    def remember(self, key: Any, plan: Any, *tensors: torch.Tensor) -> None:
+        """Keep a plan for :meth:`find`, unless its call is unusual or :data:`KINDS` others asked the same.
+
+        Args:
+            key: :func:`key_of` what was asked, from before the plan was made: what it goes by may have changed since.
+            plan: what served.
+            tensors: as :meth:`find` takes them.
+        """
         kinds = self._plans.get(key, [])
         if _guards_of is None or type(plan) is not Plan or len(kinds) >= KINDS:
             return
+        if len({id(x) for x in tensors}) < len(tensors):
+            return  # to torch's comparison no call equals one that takes a tensor twice
         if self.takes(*tensors):
             guards = _guards_of(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
             # The latest kind is looked at first; a new list, as other threads may be reading the old one.
-            self._plans.remember(key, [(guards.check, plan), *kinds])
+            self._plans.remember(key, [(len(tensors), guards.check, plan), *kinds])
 
 
-def _key(asked: Any) -> tuple[Any, int, int]:
+def key_of(asked: Any) -> tuple[Any, int, int]:
     """All that a plan depends on beside the tensors."""
     return asked, dispatch.generation(), id(settings.current())
