@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner.operations.shared import tensors
+from attention_autotuner.operations.shared.launching import GUARD
 from attention_autotuner.tuning import sampling
 from tests.cpp_programs import FAKE_KERNELS, ROOT, ask, compile_library, run
 
@@ -66,7 +66,7 @@ def test_the_layout_is_that_of_the_installed_torch() -> None:
 
 def test_outputs_have_the_guards_of_python() -> None:
     (guard,) = re.findall(r"constexpr size_t kGuard = (\d+);", (CPP / "case.cpp").read_text())
-    assert int(guard) == tensors.GUARD
+    assert int(guard) == GUARD
 
 
 def test_a_graph_holds_whole_rotations_as_in_python(cpp_programs: Path) -> None:

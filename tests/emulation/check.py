@@ -16,9 +16,11 @@ from attention_autotuner.operations.bindings import Binding, Reference, ways_of
 from attention_autotuner.operations.shared.tensors import Inputs, Shapes
 from attention_autotuner.serving.loader import LoadedKernel
 from attention_autotuner.tuning import verify
+from tests.launchers import launcher
 
 from .build import configure
 
+CPU = torch.device("cpu")
 RUNS: tuple[tuple[str, int], ...] = (("lazy", 0), ("eager", 0), ("random", 1))
 """Policies and seeds of the machine."""
 
@@ -97,10 +99,10 @@ def check(
         with mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=adjusted):
             outcome = verify.verify(
                 problems[0],
-                kernel,
+                launcher(kernel, CPU),
                 deterministic=deterministic,
                 seeds=(seed,),
-                device=torch.device("cpu"),
+                device=CPU,
             )
         if not outcome.ok:
             return outcome

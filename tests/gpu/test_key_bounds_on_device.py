@@ -14,7 +14,7 @@ from attention_autotuner.arch import probe
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.verify import verify
+from tests.launchers import verify
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.key_bounds import (
     BASE,

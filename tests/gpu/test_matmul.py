@@ -12,7 +12,7 @@ from attention_autotuner import settings
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.gemm_sm90.knobs import GemmSm90Knobs
 from attention_autotuner.operations.gemm.problem import of_sizes
-from attention_autotuner.tuning.verify import verify
+from tests.launchers import verify
 from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu

@@ -17,9 +17,9 @@ from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.registry import KERNELS
-from attention_autotuner.tuning.verify import verify
 from tests.gpu.quiet import nothing_built_or_waited_for
 from tests.gpu.timing import milliseconds
+from tests.launchers import verify
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.packed_sequences import LENGTHS, RETENTION, ends_of
 

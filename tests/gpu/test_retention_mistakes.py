@@ -15,7 +15,8 @@ import torch
 
 from attention_autotuner import retention_func
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
+from attention_autotuner.tuning.devices import Guarded
+from attention_autotuner.tuning.measure import TorchDevice
 from tests.numerics import harness
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.launching import launch
@@ -121,7 +122,7 @@ def test_every_kernel_of_a_launch_runs_on_the_callers_stream(
     expected = harness.Run(kernel, case, call.inputs(case, seed=0, device=device), device).written
     late = {name: torch.full_like(x, torch.nan) for name, x in inputs.items()}
     written = {name: buffer.view for name, buffer in call.outputs(case, device).items()}
-    workspace = PoisonedWorkspace(device)
+    workspace = Guarded(TorchDevice(device), {})
     stream = torch.cuda.Stream(device)
     torch.cuda.synchronize(device)
     with torch.cuda.stream(stream):

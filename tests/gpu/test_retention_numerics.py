@@ -12,8 +12,9 @@ from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import DType, Form
 from attention_autotuner.errors import ArtifactError
-from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from attention_autotuner.reference import Bands, check
+from attention_autotuner.tuning.devices import Guarded
+from attention_autotuner.tuning.measure import TorchDevice
 from tests.numerics import harness, large_offsets, retention_cases
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.launching import launch
@@ -157,10 +158,10 @@ def run(
     call = harness.call_of(case)
     kernel = pool.kernel(case.candidate(pool.present))
     written = {name: buffer.view for name, buffer in call.outputs(case, device).items()}
-    workspace = PoisonedWorkspace(device)
+    workspace = Guarded(TorchDevice(device), {})
     launch(kernel, case.problem, {**inputs, **written}, call.scalars(case), workspace)
     torch.cuda.synchronize(device)
-    assert workspace.intact()
+    assert workspace.changed() == []
     return written
 
 
@@ -223,7 +224,7 @@ def test_a_state_may_be_updated_in_place(
     state = inputs["initial_state"].clone()
     tensors = {**inputs, **written, "initial_state": state, "final_state": state}
     kernel = pool.kernel(case.candidate(pool.present))
-    workspace = PoisonedWorkspace(device)
+    workspace = Guarded(TorchDevice(device), {})
     launch(kernel, case.problem, tensors, call.scalars(case), workspace)
     torch.cuda.synchronize(device)
     assert torch.equal(state, expected["final_state"])

@@ -10,7 +10,7 @@ import torch
 from attention_autotuner.core.problem import Direction
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.kernels.scores_backward_sm90.resources import ScoreBands
-from attention_autotuner.tuning.verify import verify
+from tests.launchers import verify
 from tests.numerics import harness, large_offsets, retnet_cases
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.retnet_cases import RetnetCase
@@ -112,7 +112,13 @@ def test_a_gradient_through_r_of_rows_that_see_few_keys(
             kernel, case, seed=seed, device=device, deterministic=candidate.deterministic
         )
         assert errors == [], (candidate.name, seed)
-    outcome = verify(case.problem, kernel, deterministic=candidate.deterministic, seeds=range(4))
+    outcome = verify(
+        case.problem,
+        kernel,
+        deterministic=candidate.deterministic,
+        seeds=range(4),
+        device=device,
+    )
     assert outcome.ok, outcome.reason
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from attention_autotuner.operations.shared.tensors import GUARD, GUARD_BITS, INTEGERS
+from attention_autotuner.operations.shared.launching import GUARD, GUARD_BYTE
+from attention_autotuner.operations.shared.tensors import INTEGERS
 
 from .cases import Layout
+
+GUARD_BITS = {size: int.from_bytes([GUARD_BYTE] * size, "little") for size in INTEGERS}
 
 BROADCAST: dict[Layout, tuple[int, ...]] = {
     "batch_broadcast": (0,),

@@ -13,9 +13,10 @@ import torch
 
 from attention_autotuner.core.problem import Direction, Op, Problem
 from attention_autotuner.operations.bindings import TORCH_DTYPES
-from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving.loader import LoadedKernel
+from attention_autotuner.tuning.devices import Guarded
+from attention_autotuner.tuning.measure import TorchDevice
 
 from . import gradients
 from .cases import Case, Layout
@@ -137,7 +138,7 @@ class Run:
     ) -> None:
         call = call_of(case)
         self.written = call.outputs(case, device)
-        self._workspace = PoisonedWorkspace(device)
+        self._workspace = Guarded(TorchDevice(device), {})
         tensors = {name: buffer.view for name, buffer in (*inputs.items(), *self.written.items())}
         launch(kernel, case.problem, tensors, call.scalars(case), self._workspace)
 
@@ -146,7 +147,7 @@ class Run:
         for name, buffer in self.written.items():
             if not buffer.intact():
                 yield f"wrote beside {name}"
-        if not self._workspace.intact():
+        if self._workspace.changed():
             yield "wrote beside the workspace"
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from attention_autotuner.reference import Bands, check
 from attention_autotuner.serving.loader import LoadedKernel
+from attention_autotuner.tuning.devices import Guarded
+from attention_autotuner.tuning.measure import TorchDevice
 
 from .harness import HasProblem, call_of
 from .launching import launch
@@ -47,7 +48,7 @@ def errors_of(kernel: LoadedKernel, case: HasProblem, axis: str, device: torch.d
         spread.copy_(inputs[name])
     outputs = outputs_near | spread_outputs
     tensors = inputs | spread_inputs | outputs
-    workspace = PoisonedWorkspace(device)
+    workspace = Guarded(TorchDevice(device), {})
     launch(kernel, case.problem, tensors, call.scalars(case), workspace)
     errors = []
     for name, ref, low in call.references(case, inputs):

@@ -20,8 +20,10 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from attention_autotuner.operations.bindings import make_inputs
-from attention_autotuner.operations.shared.tensors import Outputs, SharedWorkspace
+from attention_autotuner.operations.shared.tensors import Outputs
+from attention_autotuner.tuning.devices import workspace_on
 from attention_autotuner.tuning.entries import KernelEntry
+from attention_autotuner.tuning.measure import TorchDevice
 from benchmarks import decode, run
 from benchmarks.baselines import BASELINES, fla
 from benchmarks.baselines.flash_attn import FlashAttention2
@@ -54,7 +56,7 @@ def test_a_step_in_place_writes_the_state_where_it_reads_it(
     )
     inputs = [make_inputs(SMALL, seed=0, device="cpu")]
     tensors = {"o": torch.empty(2, 2, 1, 32), "final_state": torch.empty(2, 2, 16, 32)}
-    outputs = [Outputs(tensors=tensors, workspace=SharedWorkspace(torch.device("cpu")))]
+    outputs = [Outputs(tensors=tensors, workspace=workspace_on(TorchDevice(torch.device("cpu"))))]
     for kind in (decode.InPlaceEntry, KernelEntry):
         kind(name="x", path=Path(), problem=SMALL).prepare(inputs, outputs)
     (_, in_place), (_, beside) = taken

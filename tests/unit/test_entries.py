@@ -10,13 +10,11 @@ import torch
 
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.bindings import ways_of
-from attention_autotuner.operations.shared.tensors import (
-    GuardedOutputs,
-    Inputs,
-    SharedWorkspace,
-    guarded_outputs,
-)
+from attention_autotuner.operations.shared.tensors import Inputs, Outputs
+from attention_autotuner.tuning.devices import workspace_on
 from attention_autotuner.tuning.entries import KernelEntry, StepEntry
+from attention_autotuner.tuning.measure import TorchDevice
+from tests.numerics.guarded_buffers import GuardedBuffer, make_output
 
 CPU = torch.device("cpu")
 BACKWARD = Problem(
@@ -34,12 +32,20 @@ BACKWARD = Problem(
 FakeKernel = Callable[..., Path]
 
 
-def sets(count: int) -> tuple[list[Inputs], list[GuardedOutputs]]:
-    way, workspace = ways_of(BACKWARD)[0], SharedWorkspace(CPU)
-    return (
-        [way.inputs(BACKWARD, seed=seed, device=CPU) for seed in range(count)],
-        [guarded_outputs(way.output_shapes(BACKWARD), workspace, CPU) for _ in range(count)],
-    )
+def sets(count: int) -> tuple[list[Inputs], list[Outputs], list[GuardedBuffer]]:
+    """Inputs, outputs full of NaN, and the buffers of these."""
+    way, workspace = ways_of(BACKWARD)[0], workspace_on(TorchDevice(CPU))
+    inputs = [way.inputs(BACKWARD, seed=seed, device=CPU) for seed in range(count)]
+    shapes = way.output_shapes(BACKWARD).items()
+    made = [
+        {name: make_output(shape, "dense", dtype, CPU) for name, (shape, dtype) in shapes}
+        for _ in range(count)
+    ]
+    outputs = [
+        Outputs(tensors={name: buffers[name].view for name in buffers}, workspace=workspace)
+        for buffers in made
+    ]
+    return inputs, outputs, [buffer for buffers in made for buffer in buffers.values()]
 
 
 def launches(library: Path) -> int:
@@ -56,7 +62,7 @@ def workspace_of(library: Path) -> int | None:
 
 def test_the_backward_of_a_step_reads_the_outputs_of_its_forward(fake_kernel: FakeKernel) -> None:
     forward, backward = fake_kernel(), fake_kernel("-DBACKWARD")
-    inputs, outputs = sets(2)
+    inputs, outputs, buffers = sets(2)
     expected = [tensors.tensors["o"].clone() for tensors in inputs]
     entry = StepEntry(name="step", forward=forward, backward=backward, problem=BACKWARD)
     entry.prepare(inputs, outputs)
@@ -72,11 +78,11 @@ def test_the_backward_of_a_step_reads_the_outputs_of_its_forward(fake_kernel: Fa
     refs = {name: ref for name, ref, _ in ways_of(BACKWARD)[0].references(BACKWARD, inputs[1])}
     for name, ref in refs.items():
         torch.testing.assert_close(outputs[1].tensors[name].float(), ref, atol=4e-3, rtol=4e-3)
-    assert all(tensors.intact() for tensors in outputs)
+    assert all(buffer.intact() for buffer in buffers)
 
 
 def test_kernels_of_one_measurement_share_their_workspace(fake_kernel: FakeKernel) -> None:
-    inputs, outputs = sets(2)
+    inputs, outputs, _ = sets(2)
     libraries = [fake_kernel("-DBACKWARD") for _ in range(2)]
     for library in libraries:
         entry = KernelEntry(name=library.parent.name, path=library, problem=BACKWARD)

@@ -31,8 +31,8 @@ from attention_autotuner.serving import loader
 from attention_autotuner.serving.exports import kind_of
 from attention_autotuner.tuning.class_pools import class_of, small_problem
 from attention_autotuner.tuning.lookup import distance
-from attention_autotuner.tuning.verify import verify
 from tests.fake_kernels import FakeDispatch, serve_fakes
+from tests.launchers import verify
 from tests.numerics.key_bounds import MASKS, formula, make_bounds, make_tensors
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")

@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(TorchDevice, "synchronize", lambda device: made.synchronize())
     monkeypatch.setattr(measure, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(measure, "make_outputs", lambda *asked: None)
+    monkeypatch.setattr(measure, "output_makers", lambda *asked: {})
     monkeypatch.setattr(measure, "warm_up", lambda: made.warmed.append(made.now))
     monkeypatch.setattr(sampling, "_Prepared", lambda *asked: sample)
     return made

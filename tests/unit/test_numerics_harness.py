@@ -19,7 +19,7 @@ from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.abi import AttentionForwardParams
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.operations.shared.tensors import GUARD
+from attention_autotuner.operations.shared.launching import GUARD
 from attention_autotuner.serving import loader
 from tests.numerics import cases, guarded_buffers, harness, kernel_pool
 from tests.numerics.cases import Case

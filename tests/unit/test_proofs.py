@@ -32,8 +32,9 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import read_shipped
 from attention_autotuner.tuning.shipping import ship, shipped
 from attention_autotuner.tuning.validity import Miss
-from attention_autotuner.tuning.verify import verifier_digest, verify
+from attention_autotuner.tuning.verify import verifier_digest
 from tests.fake_pipeline import GPU, FakePipeline
+from tests.launchers import verify
 from tests.record_entries import PROOF, PROVEN, entry
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)

@@ -12,12 +12,10 @@ from attention_autotuner.core.problem import Direction, Problem
 from attention_autotuner.operations.bindings import Binding, ways_of
 from attention_autotuner.operations.params import field_names
 from attention_autotuner.operations.shared.gammas import EDGES, gammas_of, log2_gammas
-from attention_autotuner.operations.shared.tensors import (
-    SharedWorkspace,
-    bind,
-    guarded_outputs,
-)
+from attention_autotuner.operations.shared.tensors import Outputs, bind
 from attention_autotuner.reference import Bands, check
+from attention_autotuner.tuning.devices import workspace_on
+from attention_autotuner.tuning.measure import TorchDevice
 
 CPU = torch.device("cpu")
 RETNET = Problem(
@@ -75,7 +73,8 @@ def test_every_output_has_a_truth_that_its_rounding_meets_and_a_zero_does_not(
 @pytest.mark.parametrize(("problem", "way"), CALLS)
 def test_params_point_at_every_tensor_and_at_nothing_else(problem: Problem, way: Binding) -> None:
     inputs, shapes = way.inputs(problem, seed=0, device=CPU), way.output_shapes(problem)
-    outputs = guarded_outputs(shapes, SharedWorkspace(CPU), CPU)
+    made = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    outputs = Outputs(tensors=made, workspace=workspace_on(TorchDevice(CPU)))
     kernel = Looking()
     bind(kernel, problem, inputs, outputs)  # type: ignore[arg-type]
     tensors = {**inputs.tensors, **outputs.tensors}

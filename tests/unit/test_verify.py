@@ -13,17 +13,17 @@ import torch
 from attention_autotuner.core.abi import AttentionForwardParams
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, DeviceMemoryError
-from attention_autotuner.operations.bindings import make_inputs, make_outputs, ways_of
-from attention_autotuner.operations.shared.tensors import (
-    GUARD,
-    PoisonedWorkspace,
-    SharedWorkspace,
-    bind,
-)
+from attention_autotuner.operations.bindings import make_inputs, output_makers, ways_of
+from attention_autotuner.operations.shared.launching import GUARD
+from attention_autotuner.operations.shared.tensors import Outputs, bind
 from attention_autotuner.serving import loader
 from attention_autotuner.serving.loader import KernelDescription, LoadedKernel
+from attention_autotuner.tuning.devices import Guarded, workspace_on
+from attention_autotuner.tuning.measure import TorchDevice
+from attention_autotuner.tuning.remote import hand_over
 from attention_autotuner.tuning.rounds import classify
-from attention_autotuner.tuning.verify import reduced, variants, verify
+from attention_autotuner.tuning.verify import reduced, variants
+from tests.launchers import verify
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(
@@ -63,7 +63,7 @@ def outcome_of(
     problem: Problem = PROBLEM,
 ) -> tuple[str, str]:
     kernel = Misbehaving(loader.load(fake_kernel()), mischief)
-    outcome = verify(problem, kernel, deterministic=True, seeds=(0,), device=CPU)  # type: ignore[arg-type]
+    outcome = verify(problem, kernel, deterministic=True, seeds=(0,), device=CPU)
     return outcome.kind, outcome.reason
 
 
@@ -177,15 +177,20 @@ def test_exceptions_have_their_outcomes() -> None:
 
 
 def test_outputs_start_as_nan_between_guards() -> None:
-    outputs = make_outputs(PROBLEM, PoisonedWorkspace(CPU), CPU)
-    o, lse = outputs.tensors["o"], outputs.tensors["lse"]
+    way = ways_of(PROBLEM)[0]
+    inputs = way.inputs(PROBLEM, seed=0, device=CPU)
+    _, handed = hand_over(inputs, way.output_shapes(PROBLEM))
+    guarded = Guarded(TorchDevice(CPU), handed["outputs"])
+    o, lse = guarded.outputs.tensors["o"], guarded.outputs.tensors["lse"]
     assert o.shape == (1, 2, 33, 24)
     assert lse.shape == (1, 2, 33)
-    assert bool(o.isnan().all())
-    assert bool(lse.isnan().all())
+    assert bool(torch.from_numpy(guarded.read("o")).view(torch.float16).isnan().all())
+    assert bool(torch.from_numpy(guarded.read("lse")).view(torch.float32).isnan().all())
     assert o.data_ptr() % 16 == 0
-    assert outputs.storages[0].numel() == o.numel() + 2 * GUARD
-    assert outputs.intact()
+    end, guard = o.data_ptr() + 2 * 33 * 24 * 2, GUARD * 2
+    for address in (o.data_ptr() - guard, end):
+        assert bytes_at(address, guard) == b"\x5a" * guard
+    assert guarded.changed() == []
 
 
 def bytes_at(address: int, count: int) -> bytes:
@@ -193,7 +198,7 @@ def bytes_at(address: int, count: int) -> bytes:
 
 
 def test_a_poisoned_workspace_is_aligned_full_of_nan_and_guarded() -> None:
-    workspace = PoisonedWorkspace(CPU)
+    workspace = Guarded(TorchDevice(CPU), {})
     first, second = workspace.take(1000), workspace.take(1000)
     assert first != second
     for address in (first, second):
@@ -201,15 +206,15 @@ def test_a_poisoned_workspace_is_aligned_full_of_nan_and_guarded() -> None:
         values = (ctypes.c_float * 250).from_address(address)
         assert all(value != value for value in values)
         assert bytes_at(address - 1, 1) == bytes_at(address + 1000, 1) == b"\x5a"
-    assert workspace.intact()
+    assert workspace.changed() == []
     ctypes.c_uint8.from_address(second + 999).value = 0
-    assert workspace.intact()
+    assert workspace.changed() == []
     ctypes.c_uint8.from_address(second + 1000).value = 0
-    assert not workspace.intact()
+    assert workspace.changed() == ["the workspace"]
 
 
 def test_a_shared_workspace_is_one_piece_until_it_is_too_small() -> None:
-    workspace = SharedWorkspace(CPU)
+    workspace = workspace_on(TorchDevice(CPU))
     first = workspace.take(1000)
     assert first % 256 == 0
     assert workspace.take(500) == first
@@ -223,7 +228,8 @@ def test_a_bound_launch_passes_the_problem_on(fake_kernel: FakeKernel) -> None:
     seen: list[AttentionForwardParams] = []
     kernel = Misbehaving(loader.load(fake_kernel()), lambda params, launch: seen.append(params))
     inputs = make_inputs(PROBLEM, seed=0, device=CPU)
-    outputs = make_outputs(PROBLEM, PoisonedWorkspace(CPU), CPU)
+    made = {name: make() for name, make in output_makers(PROBLEM, CPU).items()}
+    outputs = Outputs(tensors=made, workspace=workspace_on(TorchDevice(CPU)))
     bind(kernel, PROBLEM, inputs, outputs)()  # type: ignore[arg-type]
     assert (seen[0].causal, seen[0].causal_offset) == (1, 12)
     assert seen[0].softmax_scale == 0.25

@@ -15,11 +15,13 @@ from attention_autotuner.core.abi import ABI_VERSION, AttentionBackwardParams
 from attention_autotuner.core.abi import Tensor as AbiTensor
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations import params
-from attention_autotuner.operations.bindings import make_inputs, make_outputs
-from attention_autotuner.operations.shared.tensors import SharedWorkspace, bind
+from attention_autotuner.operations.bindings import make_inputs, output_makers
+from attention_autotuner.operations.shared.tensors import Outputs, bind
 from attention_autotuner.reference import attention, attention_backward
 from attention_autotuner.serving.loader import KernelDescription
-from attention_autotuner.tuning.verify import verify
+from attention_autotuner.tuning.devices import workspace_on
+from attention_autotuner.tuning.measure import TorchDevice
+from tests.launchers import verify
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(
@@ -121,7 +123,7 @@ def outcome_of(
     mischief: Mischief, *, deterministic: bool = True, problem: Problem = PROBLEM
 ) -> tuple[str, str]:
     kernel = HostKernel(mischief)
-    outcome = verify(problem, kernel, deterministic=deterministic, seeds=(0,), device=CPU)  # type: ignore[arg-type]
+    outcome = verify(problem, kernel, deterministic=deterministic, seeds=(0,), device=CPU)
     return outcome.kind, outcome.reason
 
 
@@ -141,7 +143,7 @@ def nudge(tensor: AbiTensor, by: float, element: int = 7) -> None:
 )
 def test_a_right_kernel_passes(problem: Problem) -> None:
     kernel = HostKernel()
-    outcome = verify(problem, kernel, deterministic=True, device=CPU)  # type: ignore[arg-type]
+    outcome = verify(problem, kernel, deterministic=True, device=CPU)
     assert (outcome.kind, outcome.reason) == ("ok", "")
     # Three shapes, two seeds, two launches each; every shape with and without a gradient of LSE.
     assert len(kernel.launches) == 12
@@ -238,7 +240,8 @@ def test_a_bound_launch_points_at_every_tensor_and_null_for_what_is_not_given() 
             seen.append(params)
 
     inputs = make_inputs(PROBLEM, seed=0, device=CPU)
-    outputs = make_outputs(PROBLEM, SharedWorkspace(CPU), CPU)
+    made = {name: make() for name, make in output_makers(PROBLEM, CPU).items()}
+    outputs = Outputs(tensors=made, workspace=workspace_on(TorchDevice(CPU)))
     bind(Looking(), PROBLEM, inputs, outputs)()  # type: ignore[arg-type]
     for name, tensor in (*inputs.tensors.items(), *outputs.tensors.items()):
         packed = getattr(seen[0], name)

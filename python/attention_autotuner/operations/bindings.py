@@ -15,9 +15,9 @@ import torch
 from ..core.problem import Problem
 from .registry import OPERATIONS
 from .shared.binding import TORCH_DTYPES, Binding, Reference
-from .shared.tensors import GuardedOutputs, Inputs, Workspace, current_device, guarded_outputs
+from .shared.tensors import Inputs, current_device
 
-__all__ = ["TORCH_DTYPES", "Binding", "Reference", "make_inputs", "make_outputs", "ways_of"]
+__all__ = ["TORCH_DTYPES", "Binding", "Reference", "make_inputs", "output_makers", "ways_of"]
 
 
 def ways_of(problem: Problem) -> tuple[Binding, ...]:
@@ -30,11 +30,6 @@ def make_inputs(problem: Problem, *, seed: int, device: torch.device | str | Non
     """Inputs of the problem's first way to be called, on the current CUDA device by default."""
     where = current_device() if device is None else torch.device(device)
     return ways_of(problem)[0].inputs(problem, seed=seed, device=where)
-
-
-def make_outputs(problem: Problem, workspace: Workspace, device: torch.device) -> GuardedOutputs:
-    """Outputs of a problem, full of NaN between guards of a known pattern."""
-    return guarded_outputs(ways_of(problem)[0].output_shapes(problem), workspace, device)
 
 
 def output_makers(problem: Problem, device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:

@@ -14,10 +14,10 @@ from typing import Protocol
 import torch
 
 from ..core.problem import Problem
-from ..operations.bindings import make_inputs, make_outputs
-from ..operations.shared.tensors import Inputs, Outputs, SharedWorkspace, current_device
+from ..operations.bindings import make_inputs, output_makers
+from ..operations.shared.tensors import Inputs, Outputs, current_device
 from . import tasks
-from .devices import Bytes, Device
+from .devices import Bytes, Device, workspace_on
 from .entries import Entry
 from .racing import SETTLED_ROUNDS, Race, Timing
 from .rounds import FaultError, OnRound, run_rounds
@@ -107,11 +107,15 @@ class InProcessMeasurer:
         return race.results()
 
     def _tensors(self, problem: Problem, device: TorchDevice) -> tuple[list[Inputs], list[Outputs]]:
-        workspace = SharedWorkspace(device.torch)
+        workspace, makers = workspace_on(device), output_makers(problem, device.torch)
         first = self.inputs(problem, seed=self.seed)
         sets = input_sets(problem, device) if self.cold else 1
         inputs = [first, *(self.inputs(problem, seed=self.seed + i) for i in range(1, sets))]
-        return inputs, [make_outputs(problem, workspace, device.torch) for _ in inputs]
+        outputs = [
+            Outputs(tensors={name: make() for name, make in makers.items()}, workspace=workspace)
+            for _ in inputs
+        ]
+        return inputs, outputs
 
 
 class TorchDevice:
@@ -132,6 +136,8 @@ class TorchDevice:
     @property
     def stream(self) -> int:
         """See :class:`.devices.Device`, as with all methods."""
+        if self.torch.type == "cpu":
+            return 0
         return int(torch.cuda.current_stream(self.torch).cuda_stream)
 
     def empty(self, num_bytes: int) -> torch.Tensor:  # noqa: D102

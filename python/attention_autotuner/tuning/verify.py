@@ -34,16 +34,8 @@ from ..operations.bindings import Binding, ways_of
 from ..operations.registry import OPERATIONS
 from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
-from ..operations.shared.tensors import (
-    Inputs,
-    PoisonedWorkspace,
-    Shapes,
-    bind,
-    current_device,
-    guarded_outputs,
-    same_bits,
-)
-from ..serving.loader import KernelDescription, LoadedKernel
+from ..operations.shared.tensors import Inputs, Shapes, same_bits
+from ..serving.loader import KernelDescription
 from .rounds import classify
 
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
@@ -68,7 +60,7 @@ class Launched:
 
 
 class Launcher(ABC):
-    """A kernel that can be launched, here or in another process.
+    """A kernel that can be launched, see :class:`.remote.RemoteKernel`.
 
     Attributes:
         info: what it says of itself.
@@ -82,31 +74,6 @@ class Launcher(ABC):
     @abstractmethod
     def launch(self, problem: Problem, inputs: Inputs, shapes: Shapes) -> Launched | Outcome:
         """Launch :data:`REPEATS` times, each time with outputs full of NaN; or the reason why that failed."""
-
-
-class LocalKernel(Launcher):
-    """A kernel of this process; see :class:`Launcher`."""
-
-    def __init__(self, kernel: LoadedKernel, device: torch.device) -> None:
-        self._kernel, self._device = kernel, device
-        self.info = kernel.info
-        self.gpu_name, self.num_sms = device.type, 1
-        if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            self.gpu_name, self.num_sms = properties.name, properties.multi_processor_count
-
-    def launch(self, problem: Problem, inputs: Inputs, shapes: Shapes) -> Launched:
-        """See :meth:`Launcher.launch`."""
-        self._kernel.prepare(self._device.index or 0)
-        workspaces = [PoisonedWorkspace(self._device) for _ in range(REPEATS)]
-        runs = [guarded_outputs(shapes, workspace, self._device) for workspace in workspaces]
-        for outputs in runs:
-            bind(self._kernel, problem, inputs, outputs)()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        areas = (("the outputs", runs), ("the workspace", workspaces))
-        changed = [name for name, area in areas if not all(part.intact() for part in area)]
-        return Launched(outputs=[outputs.tensors for outputs in runs], changed=changed)
 
 
 def reduced(problem: Problem) -> Problem:
@@ -168,27 +135,25 @@ def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> l
 
 def verify(
     problem: Problem,
-    loaded: LoadedKernel | Launcher,
+    kernel: Launcher,
     *,
     deterministic: bool,
+    device: torch.device,
     seeds: Sequence[int] = (0, 1),
-    device: torch.device | None = None,
 ) -> Outcome:
     """Check a kernel for a problem.
 
     Args:
         problem: what it will serve; reduced where it is too large to check whole.
-        loaded: the kernel.
+        kernel: the kernel.
         deterministic: the kernel claims equal bits from equal inputs; of one that does not, both runs are held against
             the truth.
+        device: of inputs and references.
         seeds: of the inputs.
-        device: of inputs and references; the current CUDA device by default.
 
     Returns:
         Ok with its proof, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
     """
-    device = current_device() if device is None else device
-    kernel = loaded if isinstance(loaded, Launcher) else LocalKernel(loaded, device)
     info = kernel.info
     shapes = variants(problem, block_m=info.block_m, block_n=info.block_n, num_sms=kernel.num_sms)
     ways = ways_of(problem)
