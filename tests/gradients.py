@@ -197,7 +197,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_plans() -> None:
     """Clear the plans, so that the next call of every kind makes a new plan."""
-    runtime.current().forget("plans", "replays")
+    runtime.forget("plans", "replays")
 
 
 # --- a model --------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(exports, "_is_present", lambda policy: False)
     monkeypatch.setattr(making, "build", refuse)
     monkeypatch.setattr(making, "find_toolchain", lambda settings: None)
-    with settings.override(cache_dir=tmp_path), runtime.current().fresh():
+    with settings.override(cache_dir=tmp_path), runtime.fresh():
         yield
 
 

@@ -76,7 +76,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceProperties]]
         resolution, "probe", lambda device: probe(device, driver=FakeDriver(*present))
     )
     monkeypatch.setattr(resolution, "current_device", lambda: 0)
-    with runtime.current().fresh():
+    with runtime.fresh():
         yield present
 
 
@@ -292,6 +292,6 @@ def test_a_process_asks_its_driver_once_for_each_device(monkeypatch: pytest.Monk
         return started[-1]
 
     monkeypatch.setattr(sys.modules[probe.__module__], "cuda_driver", start)
-    with runtime.current().fresh():
+    with runtime.fresh():
         assert [probe(0), probe(1), probe(1), probe(0)] == [L40S, H200, H200, L40S]
     assert len(started) == 2

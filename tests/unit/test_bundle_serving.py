@@ -48,7 +48,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No kernels are installed and no driver is here; what earlier tests found is forgotten."""
     monkeypatch.setattr(installed, "packages", tuple)
     monkeypatch.setattr(toolchain, "driver_release", lambda: None)
-    with runtime.current().fresh():
+    with runtime.fresh():
         yield
 
 

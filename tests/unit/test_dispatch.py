@@ -34,7 +34,7 @@ from tests.fake_world import GPU, PROBLEM, World, other_candidate
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    with settings.override(mode="cached", cache_dir=tmp_path), runtime.current().fresh():
+    with settings.override(mode="cached", cache_dir=tmp_path), runtime.fresh():
         yield World(monkeypatch, tmp_path)
 
 

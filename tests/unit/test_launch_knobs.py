@@ -211,7 +211,7 @@ def test_dispatch_serves_the_pick_with_them(
     gpu = SimpleNamespace(compute_capability=(9, 0), smem_per_block_bytes=232448, name="fake")
     monkeypatch.setattr(dispatch, "probe", lambda device: gpu)
     monkeypatch.setattr(dispatch, "_toolchain", lambda settings: None)
-    with settings.override(mode="off", cache_dir=tmp_path), runtime.current().fresh():
+    with settings.override(mode="off", cache_dir=tmp_path), runtime.fresh():
         monkeypatch.setattr(
             picks.CacheHierarchy, "environment_of", lambda self, policy, present: present
         )

@@ -186,7 +186,7 @@ def test_an_array_of_a_library_that_takes_none_back_is_refused() -> None:
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    runtime.current().forget("notices")
+    runtime.forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             flash_attn_func(*make())

@@ -108,7 +108,7 @@ def test_bshd_under_compile() -> None:
 def notices(caplog: pytest.LogCaptureFixture, call: Callable[[], object]) -> int:
     """Count the records of two equal calls that name the other layout."""
     caplog.clear()
-    runtime.current().forget("notices")
+    runtime.forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         call()
         call()

@@ -15,6 +15,7 @@ from attention_autotuner import retention_func
 from attention_autotuner.api.retention import torch_op as retention_library
 from attention_autotuner.api.shared import gammas
 from attention_autotuner.arch import A100
+from attention_autotuner.core import memo
 from attention_autotuner.core.problem import Form
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.reference import (
@@ -135,7 +136,7 @@ def test_logarithms_are_exact_next_to_one() -> None:
 
 
 def test_numbers_are_moved_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = runtime.current()["decays"]
+    kept = memo.TABLES["decays"]
     kept.clear()
     cpu = torch.device("cpu")
     first = gammas.on_device((0.5, 0.75), 2, cpu)
@@ -378,7 +379,7 @@ def test_empty_batch_or_heads_give_empty_outputs(batch: int, heads: int) -> None
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    runtime.current().forget("notices")
+    runtime.forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             retention(*make()[:3])

@@ -267,7 +267,7 @@ def test_arrays_come_back_as_arrays_of_their_library() -> None:
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    runtime.current().forget("notices")
+    runtime.forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             retnet(*make())

@@ -1,4 +1,4 @@
-"""The runtime: it holds every table of the process, clears them together, and is restored after a fresh runtime."""
+"""The tables of a process: every kind of state has one, they are emptied together, and restored after a fresh block."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table() -> Iterator[Table[str, int]]:
 
 
 def test_every_kind_of_state_has_a_table() -> None:
-    tables = runtime.current().tables
+    tables = memo.TABLES
     plans = {
         f"plans.{op}.{direction}"
         for op in ("attention", "retnet", "retention")
@@ -67,25 +67,25 @@ def test_a_name_belongs_to_one_table(table: Table[str, int]) -> None:
 
 
 def test_forgetting_by_name(table: Table[str, int]) -> None:
-    other = runtime.current()["decays"]
-    with runtime.current().fresh():
+    other = memo.TABLES["decays"]
+    with runtime.fresh():
         table.remember("a", 1)
         other.remember("kept", 1)
-        runtime.current().forget("toys")
+        runtime.forget("toys")
         assert not table
         assert other
-        runtime.current().forget()
+        runtime.forget()
         assert not other
     with pytest.raises(KeyError, match="no table is called toy;"):
-        runtime.current().forget("toy")
+        runtime.forget("toy")
 
 
 def test_permanent_tables_keep_their_entries() -> None:
     try:
         kept: Table[str, int] = Table("toys.kept", permanent=True)
         kept.remember("a", 1)
-        runtime.current().forget("toys")
-        with runtime.current().fresh():
+        runtime.forget("toys")
+        with runtime.fresh():
             assert kept == {"a": 1}
             kept.remember("b", 2)
         assert kept == {"a": 1, "b": 2}
@@ -93,10 +93,9 @@ def test_permanent_tables_keep_their_entries() -> None:
         del memo.TABLES["toys.kept"]
 
 
-def test_the_old_runtime_is_restored_after_a_fresh_one(table: Table[str, int]) -> None:
+def test_what_was_remembered_is_restored_after_a_fresh_block(table: Table[str, int]) -> None:
     table.remember("a", 1)
-    with runtime.current().fresh() as fresh:
-        assert fresh is runtime.current()
+    with runtime.fresh():
         assert not table
         table.remember("b", 2)
     assert table == {"a": 1}
@@ -116,27 +115,27 @@ def test_results_are_remembered_and_errors_are_not() -> None:
         with pytest.raises(ValueError, match="0"):
             call(1)
         assert (call(1), call(1), call(0)) == (1, 1, 2)
-        runtime.current().forget("toys.calls")
+        runtime.forget("toys.calls")
         assert call(1) == 3
     finally:
         del memo.TABLES["toys.calls"]
 
 
 def test_forgotten_decisions_make_plans_out_of_date(tmp_path: Path) -> None:
-    with runtime.current().fresh():
+    with runtime.fresh():
         before = dispatch.generation()
-        runtime.current().forget("dispatch.decisions")
+        runtime.forget("dispatch.decisions")
         assert dispatch.generation() > before
         inside = dispatch.generation()
     assert dispatch.generation() > inside
-    assert Settings(cache_dir=tmp_path) not in runtime.current()["dispatch.decisions"]
+    assert Settings(cache_dir=tmp_path) not in memo.TABLES["dispatch.decisions"]
 
 
 def test_a_notice_is_logged_again_once_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    with runtime.current().fresh(), caplog.at_level(logging.WARNING):
+    with runtime.fresh(), caplog.at_level(logging.WARNING):
         for _ in range(2):
             plain.notice("only this")
-        runtime.current().forget("notices")
+        runtime.forget("notices")
         plain.notice("only this")
     assert [record.message for record in caplog.records] == ["only this"] * 2
 

@@ -52,7 +52,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     def run() -> None:
         work.measured.clear()
-        with runtime.current().fresh():
+        with runtime.fresh():
             PATHS[request.param](work)
 
     with settings.override(mode="tune", cache_dir=tmp_path):

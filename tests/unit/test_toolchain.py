@@ -87,7 +87,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr("attention_autotuner.codegen.wheels.wheel_roots", list)
     monkeypatch.setattr("attention_autotuner.codegen.wheels.cu12_places", list)
     monkeypatch.setattr(toolchain, "driver_release", lambda: None)
-    runtime.current().forget("toolchain")
+    runtime.forget("toolchain")
     return path
 
 
@@ -226,13 +226,13 @@ def test_the_driver_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise UnsupportedArchitectureError("no driver")
 
-    runtime.current().forget("toolchain")
+    runtime.forget("toolchain")
     monkeypatch.setattr(toolchain, "cuda_driver", lambda: SimpleNamespace(version=lambda: 12040))
     assert toolchain.driver_release() == (12, 4)
-    runtime.current().forget("toolchain")
+    runtime.forget("toolchain")
     monkeypatch.setattr(toolchain, "cuda_driver", refuse)
     assert toolchain.driver_release() is None
-    runtime.current().forget("toolchain")
+    runtime.forget("toolchain")
 
 
 def _install_cu12(place: Path, versions: dict[str, str]) -> None:
@@ -479,7 +479,7 @@ def test_flags_from_outside_do_not_reach_builds(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 def test_the_toolchain_of_this_machine(tmp_path: Path) -> None:
-    runtime.current().forget("toolchain")
+    runtime.forget("toolchain")
     compiler = find_toolchain(Settings(cache_dir=tmp_path))
     assert re.fullmatch(r"\d+\.\d+\.\d+", compiler.nvcc_version)
     assert (compiler.cuda_root / "nvvm" / "bin" / "cicc").exists()

@@ -72,7 +72,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     made = make_bundle(tmp_path, [PICK])
     with (
         settings.override(cache_dir=tmp_path / "cache", bundle=made.root),
-        runtime.current().fresh(),
+        runtime.fresh(),
     ):
         yield made.root
 

@@ -34,7 +34,7 @@ POLICY = A100()
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    with settings.override(mode="cached", cache_dir=tmp_path), runtime.current().fresh():
+    with settings.override(mode="cached", cache_dir=tmp_path), runtime.fresh():
         world = World(monkeypatch, tmp_path)
         monkeypatch.setattr(warming, "probe", lambda device: world.gpu)
         monkeypatch.setattr(launch, "current_device", lambda: 0)

@@ -70,7 +70,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(dispatch, "running_on", lambda policy, device: policy)
     monkeypatch.setattr(dispatch, "kernel_for", made.kernel_for)
     monkeypatch.setattr(dispatch, "pinned_kernel", made.pinned_kernel)
-    with runtime.current().fresh():
+    with runtime.fresh():
         yield made
 
 
@@ -194,7 +194,7 @@ def test_strict_kernels_and_other_errors_raise(machine: Machine, error: Exceptio
     machine.error = error
     call(*tensors())
     machine.error = MemoryError("full")
-    runtime.current().forget("plans")
+    runtime.forget("plans")
     with pytest.raises(MemoryError):
         call(*tensors())
 
@@ -274,7 +274,7 @@ def test_dispatch_serves_what_is_pinned_or_nothing(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(dispatch, "probe", lambda device: A100_80GB)
     monkeypatch.setattr(dispatch, "obtain", obtain)
-    with runtime.current().fresh():
+    with runtime.fresh():
         with pytest.raises(BuildError, match="ptxas said no"):
             dispatch.pinned_kernel(candidate, POLICY, device=0)
         assert built == [candidate.name]
