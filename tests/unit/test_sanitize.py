@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.kernels.legality import check_kernel, check_limits
 from attention_autotuner.kernels.scores_backward_sm80.knobs import PASSES_OF_PLAN
-from attention_autotuner.kernels.shared.knobs import CTA_ORDERS
+from attention_autotuner.kernels.shared.knobs import CtaOrder
 from attention_autotuner.reference import attention, attention_backward
 from attention_autotuner.serving import loader
 from tests.gpu import (
@@ -89,7 +89,7 @@ def test_the_kinds_cover_every_plan_and_every_way_of_feeding_a_pass() -> None:
         if pass_knobs is not None
     ]
     assert {candidate.plan for candidate in ones} == set(PASSES_OF_PLAN)
-    assert {candidate.cta_order for candidate in ones} == set(CTA_ORDERS)
+    assert {candidate.cta_order for candidate in ones} == set(get_args(CtaOrder))
     assert {pass_knobs.num_stages for pass_knobs in keys} == {1, 2, 3}
     assert {pass_knobs.query_subtiles for pass_knobs in keys} == {1, 2}
     assert {pass_knobs.num_stages for pass_knobs in rows} == {1, 2}

@@ -65,6 +65,7 @@ class Kernel(Protocol[K]):
 
     Attributes:
         knobs: its knob class, which has its name, its family and what it serves.
+        cpp_type: class template of its entry points, where all candidates have one; others override :meth:`entry`.
         renamed: old -> new names of knobs and words, for records that were written before.
         pruning: named rules for what never pays, so that the space stays small enough to rank.
         headings: of the cells that candidates have in tables.
@@ -72,6 +73,7 @@ class Kernel(Protocol[K]):
     """
 
     knobs: type[K]
+    cpp_type: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = {}
     spills_in_loop: ClassVar[bool] = False
@@ -106,6 +108,7 @@ class Kernel(Protocol[K]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
+        return Entry(cpp_type=self.cpp_type)
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[K | Rejection]:
         """Every point of a problem's space in a fixed order: legal knobs, or a rejection that says why not."""

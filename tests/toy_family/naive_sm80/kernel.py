@@ -8,7 +8,7 @@ from typing import ClassVar
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.kernel import Entry, Kernel, Traits
+from attention_autotuner.kernels.kernel import Kernel, Traits
 from attention_autotuner.kernels.shared.cells import FORWARD_COLUMNS, bound_words, cells
 from attention_autotuner.kernels.shared.coefficients import Coefficients
 from attention_autotuner.kernels.shared.estimates import Estimate, Usage
@@ -22,11 +22,8 @@ class NaiveSm80(Kernel[NaiveKnobs]):
     """One warp a query row, for padded head dims up to 64."""
 
     knobs = NaiveKnobs
+    cpp_type: ClassVar[str] = "NaiveEntry"
     spills_in_loop: ClassVar[bool] = True
-
-    def entry(self, candidate: Candidate) -> Entry:
-        """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="NaiveEntry")
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[NaiveKnobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

@@ -8,7 +8,14 @@ from typing import ClassVar, Literal
 from ...core.candidate import Service, knobs_as
 from ...core.identity import LATER, later_words
 from ...core.modifications import COMPILED
-from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
+from ..shared.knobs import (
+    ORDER_LABELS,
+    SCORE_GRADIENTS,
+    CtaOrder,
+    PlannedPasses,
+    Sm90Knobs,
+    Warpgroups,
+)
 
 Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead", "interleaved", "by_turns"]
@@ -112,13 +119,7 @@ class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     """
 
     kernel: ClassVar[str] = "attention_backward_sm90"
-    serves: ClassVar[frozenset[Service]] = frozenset(
-        {
-            ("attention", "backward", "softmax"),
-            ("retnet", "backward", "masked"),
-            ("retnet", "backward", "decayed"),
-        }
-    )
+    serves: ClassVar[frozenset[Service]] = SCORE_GRADIENTS
     modifications: ClassVar[frozenset[str]] = frozenset(COMPILED)
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..kernel import Entry, Kernel, Traits
+from ..kernel import Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, cells
 from . import cost, resources, rules, space
 from .knobs import AttentionForwardSm90Knobs, knobs_of
@@ -13,16 +13,13 @@ class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
     """WGMMA over tiles that a producer warpgroup loads by TMA, and a softmax that runs beside them."""
 
     knobs = AttentionForwardSm90Knobs
+    cpp_type = "AttentionForwardSm90Entry"
     points = staticmethod(space.points)
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     workspace_bytes = staticmethod(resources.workspace_bytes)
     pruning = rules.PRUNING_PREDICATES
-
-    def entry(self, candidate: Candidate) -> Entry:
-        """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="AttentionForwardSm90Entry")
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..kernel import Entry, Kernel, Traits
+from ..kernel import Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells, chunk_words
 from . import cost, resources, rules, space
 from .knobs import ChunkwiseSm90Knobs, knobs_of
@@ -13,16 +13,13 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
     """WGMMA over chunks; one warpgroup computes scores and loads by TMA, the others hold states."""
 
     knobs = ChunkwiseSm90Knobs
+    cpp_type = "ChunksSm90Entry"
     points = staticmethod(space.points)
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     headings = RETENTION_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
-
-    def entry(self, candidate: Candidate) -> Entry:
-        """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="ChunksSm90Entry")
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

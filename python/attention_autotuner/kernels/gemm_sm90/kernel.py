@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..kernel import Entry, Kernel, Traits
+from ..kernel import Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, cells
 from . import cost, resources, rules, space
 from .knobs import GemmSm90Knobs, knobs_of
@@ -13,15 +13,12 @@ class GemmSm90(Kernel[GemmSm90Knobs]):
     """C = A B of fp16 or bf16, each factor by rows or by columns."""
 
     knobs = GemmSm90Knobs
+    cpp_type = "GemmSm90Entry"
     points = staticmethod(space.points)
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     workspace_bytes = staticmethod(resources.workspace_bytes)
-
-    def entry(self, candidate: Candidate) -> Entry:
-        """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="GemmSm90Entry")
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..kernel import Entry, Kernel, Traits
+from ..kernel import Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells
 from . import cost, rules, space
 from .knobs import RecurrentKnobs, knobs_of
@@ -13,16 +13,13 @@ class RecurrentSm80(Kernel[RecurrentKnobs]):
     """A CTA keeps some columns of a head's state in registers."""
 
     knobs = RecurrentKnobs
+    cpp_type = "RecurrentEntry"
     points = staticmethod(space.points)
     default = staticmethod(space.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     headings = RETENTION_COLUMNS
     spills_in_loop = True
-
-    def entry(self, candidate: Candidate) -> Entry:
-        """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="RecurrentEntry")
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

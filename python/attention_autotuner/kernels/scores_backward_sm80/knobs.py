@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ...core.modifications import COMPILED
-from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm80Knobs
+from ..shared.knobs import ORDER_LABELS, SCORE_GRADIENTS, CtaOrder, PlannedPasses, Sm80Knobs
 
 BackwardPlan = Literal["one_pass", "two_kernels", "three_kernels"]
 
@@ -106,13 +106,7 @@ class BackwardKnobs(PlannedPasses, Sm80Knobs):
     """
 
     kernel: ClassVar[str] = "scores_backward_sm80"
-    serves: ClassVar[frozenset[Service]] = frozenset(
-        {
-            ("attention", "backward", "softmax"),
-            ("retnet", "backward", "masked"),
-            ("retnet", "backward", "decayed"),
-        }
-    )
+    serves: ClassVar[frozenset[Service]] = SCORE_GRADIENTS
     modifications: ClassVar[frozenset[str]] = frozenset(COMPILED)
 
     pass_names: ClassVar[tuple[str, ...]] = ("keys", "dq", "dk", "dv")

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from ...core.candidate import Family, KernelKnobs
+from ...core.candidate import Family, KernelKnobs, Service
 
 CtaOrder = Literal["raster", "longest_first"]
 
-CTA_ORDERS: tuple[str, ...] = ("raster", "longest_first")
 ORDER_LABELS: dict[str, str] = {"raster": "raster", "longest_first": "lpt"}  # in candidates' names
 RENAMED_ORDERS: dict[str, str] = {"rows_first": "raster", "heads_first": "longest_first"}
+
+SCORE_GRADIENTS: frozenset[Service] = frozenset(
+    {
+        ("attention", "backward", "softmax"),
+        ("retnet", "backward", "masked"),
+        ("retnet", "backward", "decayed"),
+    }
+)
+"""Backward of all that has scores, which kernels of both families serve."""
 
 
 class Warpgroups:
