@@ -99,3 +99,18 @@ class Policy:
         restricted = copy.copy(self)
         restricted.families = running
         return restricted
+
+    def on_gpu(self, name: str | None, compute_capability: tuple[int, int]) -> Policy:
+        """The policy :meth:`on` a GPU that runs a family of it at least.
+
+        Raises:
+            UnsupportedArchitectureError: it runs none.
+        """
+        restricted = self.on(compute_capability)
+        if not restricted.families:
+            major, minor = compute_capability
+            raise UnsupportedArchitectureError(
+                f"kernels of {self.spec.name} ({', '.join(self.families)}) do not run on {name}, "
+                f"which has compute capability {major}.{minor}"
+            )
+        return restricted

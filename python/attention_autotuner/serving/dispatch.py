@@ -374,12 +374,7 @@ def running_on(policy: Policy, device: int) -> Policy:
         UnsupportedArchitectureError: it runs none.
     """
     gpu = probe(device)
-    running = policy.on(gpu.compute_capability)
-    if not running.families:
-        raise errors.UnsupportedArchitectureError(
-            f"kernels of {policy.spec.name} ({', '.join(policy.families)}) do not run on {gpu.name}, which has "
-            f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
-        )
+    running = policy.on_gpu(gpu.name, gpu.compute_capability)
     present = detect(device)
     if present.spec.name != policy.spec.name:
         _log.warning(

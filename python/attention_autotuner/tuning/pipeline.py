@@ -164,13 +164,7 @@ def running(policy: Policy, environment: Environment) -> Policy:
     """
     if environment.capability is None:
         return policy
-    restricted = policy.on(environment.capability)
-    if not restricted.families:
-        raise UnsupportedArchitectureError(
-            f"kernels of {policy.spec.name} ({', '.join(policy.families)}) do not run on {environment.gpu_name}, "
-            f"which has compute capability {environment.compute_capability}"
-        )
-    return restricted
+    return policy.on_gpu(environment.gpu_name, environment.capability)
 
 
 def _require_cupy() -> None:
