@@ -179,7 +179,6 @@ def sample(
     default: Candidate,
     *,
     size: int = SAMPLE,
-    first: int = FIRST,
     seed: int = 0,
 ) -> list[Candidate]:
     """The candidates that are measured for one problem.
@@ -188,7 +187,6 @@ def sample(
         ranked: all legal candidates, best first by the model.
         default: the policy's own; always inside.
         size: how many at most; all candidates when there are no more than that.
-        first: how many of the ranking's and of the shortlist's first are inside.
         seed: of the stratified rest.
 
     Returns:
@@ -197,8 +195,8 @@ def sample(
     Raises:
         ValueError: ``size`` does not hold the default and the model's picks.
     """
-    first_picks = [candidate for candidate, _ in ranked[:first]]
-    first_picks += [candidate for candidate, _ in shortlist(ranked, default, first)]
+    first_picks = [candidate for candidate, _ in ranked[:FIRST]]
+    first_picks += [candidate for candidate, _ in shortlist(ranked, default, FIRST)]
     chosen = list(dict.fromkeys([default, *first_picks]))
     if len(chosen) > size:
         raise ValueError(f"size must be at least {len(chosen)}, got {size}")

@@ -10,13 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..core.candidate import Candidate
+from ..core.cpp import NAMESPACE
 from ..core.identity import digest
 from ..errors import BuildError
 from ..kernels.registry import kernel_of
 from .environment import environment, template_root
 
-NAMESPACE = "attention_autotuner"
-"""Folder under :func:`include_root` that holds the headers of this package."""
 TEMPLATE = "kernel.cu.jinja"
 """The one template, under the template root, that every kernel is rendered from."""
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from attention_autotuner import templates
 from attention_autotuner.cli import main as command
-from attention_autotuner.codegen.render import NAMESPACE, TEMPLATE
+from attention_autotuner.codegen.render import TEMPLATE
+from attention_autotuner.core.cpp import NAMESPACE
 
 MOVED = "common/scalars.cuh"  # the header that is moved
 TARGET = "numbers.cuh"  # its new name and place

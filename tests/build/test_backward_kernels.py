@@ -16,9 +16,9 @@ from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
-from attention_autotuner.kernels.cost_model import pass_named
 from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass
 from tests.candidates import backward
+from tests.pass_names import pass_named
 
 pytestmark = pytest.mark.build
 

@@ -24,7 +24,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ToolchainError
-from attention_autotuner.tuning import measure, sampling
+from attention_autotuner.tuning import devices, sampling
 from attention_autotuner.tuning.racing import Race
 from benchmarks import cpp_agreement
 from benchmarks.cpp_agreement import PROGRAMS, compare, configure, report, run_programs
@@ -83,7 +83,7 @@ def test_every_pick_of_a_bundle_is_checked_timed_and_written(
         document = json.loads(files[0].read_text(encoding="utf-8"))
         assert document["benchmark"] == name
         assert document["protocol"] == {
-            "rounds": 10, "rest": 0, "warm_up_seconds": measure.WARM_UP_SECONDS,
+            "rounds": 10, "rest": 0, "warm_up_seconds": devices.WARM_UP_SECONDS,
             "l2": "cold", "samples": 64, "seed": 0,
         }  # fmt: skip
         assert document["environment"]["gpu_name"] == 'a "host", at best'
@@ -243,7 +243,7 @@ def test_the_protocol_is_that_of_python(cpp_programs: Path) -> None:
         "HeadStartCycles": sampling.HEAD_START_CYCLES,
         "HeadStartCyclesASecond": sampling.HEAD_START_CYCLES_A_SECOND,
         "MaxHeadStartCycles": sampling.MAX_HEAD_START_CYCLES,
-        "WarmUpSeconds": measure.WARM_UP_SECONDS,
+        "WarmUpSeconds": devices.WARM_UP_SECONDS,
     }
     assert {name: float(text.replace("'", "")) for name, text in actual.items()} == expected
 

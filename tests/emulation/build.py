@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from attention_autotuner.codegen.render import NAMESPACE, include_root, render
+from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.cpp import NAMESPACE
 from attention_autotuner.serving.loader import LIBRARY_NAME, LoadedKernel, load
 
 from .rewrite import rewrite

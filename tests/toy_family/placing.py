@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner.codegen.render import NAMESPACE
+from attention_autotuner.core.cpp import NAMESPACE
 from attention_autotuner.kernels.registry import KERNELS
 from tests.neutral_refactoring import copied_sources
 

@@ -18,7 +18,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.core.report import KernelReport
 from attention_autotuner.kernels import resources
-from attention_autotuner.kernels.cost_model import estimate, pass_named, rank, refine
+from attention_autotuner.kernels.cost_model import estimate, rank, refine
 from attention_autotuner.kernels.scores_backward_sm80.cost import (
     key_step,
     row_step,
@@ -34,6 +34,7 @@ from attention_autotuner.kernels.scores_backward_sm80.resources import (
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.candidates import KEYS, ROWS, backward
 from tests.compiler_reports import compiler_report, kernel_report
+from tests.pass_names import pass_named
 
 SPEC = H100().spec
 SM80 = (8, 0)  # a capability that runs no other family

@@ -403,4 +403,4 @@ def test_a_library_is_really_loaded(
     with settings.override(cache_dir=tmp_path, mode="cached"):
         kernel = dispatch.kernel_for(PROBLEM, A100(), device=0)
     assert kernel.info.name == name
-    assert kernel.is_prepared(0)
+    assert 0 in kernel._prepared

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import H100
-from attention_autotuner.codegen.render import NAMESPACE, include_closure, include_root, render
+from attention_autotuner.codegen.render import include_closure, include_root, render
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.cpp import NAMESPACE
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.registry import KERNELS
 from tests.candidates import (

@@ -76,11 +76,11 @@ def test_a_rebuilt_file_is_loaded_again(fake_kernel: FakeKernel, tmp_path: Path)
 
 def test_prepare_runs_once_a_device(fake_kernel: FakeKernel) -> None:
     kernel = loader.load(fake_kernel())
-    assert not kernel.is_prepared(0)
+    assert 0 not in kernel._prepared
     for device in (0, 0, 1, 0):
         kernel.prepare(device)
-    assert kernel.is_prepared(0)
-    assert kernel.is_prepared(1)
+    assert 0 in kernel._prepared
+    assert 1 in kernel._prepared
     assert calls(kernel, "prepared") == 2
 
 
@@ -89,7 +89,7 @@ def test_a_failed_prepare_is_typed_and_tried_again(fake_kernel: FakeKernel) -> N
     for _ in range(2):
         with pytest.raises(ArtifactError, match=r"prepare it on cuda:0: some other status.*4"):
             kernel.prepare(0)
-    assert not kernel.is_prepared(0)
+    assert 0 not in kernel._prepared
     assert calls(kernel, "prepared") == 2
 
 

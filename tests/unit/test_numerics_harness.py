@@ -200,7 +200,7 @@ def test_the_pool_builds_the_kernels_of_the_collected_tests_in_one_batch(
     assert len(batches) == 1
     assert len(batches[0]) == 3
     good, failing, large = (case.candidate(present) for case in parameters.values())
-    assert pool.kernel(good, -1).is_prepared(-1)
+    assert -1 in pool.kernel(good, -1)._prepared
     with pytest.raises(pytest.fail.Exception, match="no luck"):
         pool.kernel(failing, -1)
     with pytest.raises(pytest.skip.Exception, match="bytes of shared memory"):

@@ -164,11 +164,11 @@ def test_a_race_without_samples_has_no_winner() -> None:
 
 def test_a_race_settles_when_ratios_are_known_and_not_before() -> None:
     quiet = run_race({"a": 100.0, "b": 100.3}, rounds=12, noise=0.001)
-    assert quiet.settled(precision=0.002)
+    assert quiet.settled()
     loud = run_race({"a": 100.0, "b": 100.3}, rounds=12, noise=0.05, keep=("a", "b"))
-    assert not loud.settled(precision=0.002)
+    assert not loud.settled()
     young = run_race({"a": 100.0, "b": 100.3}, rounds=5, noise=0.001)
-    assert not young.settled(precision=0.002)
+    assert not young.settled()
 
 
 def test_the_error_shrinks_with_rounds() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,4 +85,4 @@ def test_output_without_kernels_is_an_empty_report() -> None:
 
 
 def test_json_round_trip(sm80: CompilerReport) -> None:
-    assert CompilerReport.from_json(json.loads(json.dumps(sm80.to_json()))) == sm80
+    assert CompilerReport.from_json(json.loads(json.dumps(asdict(sm80)))) == sm80

@@ -19,9 +19,11 @@ from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.errors import ArtifactError
-from attention_autotuner.kernels.legality import check_kernel, check_limits
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.kernels.scores_backward_sm80.knobs import PASSES_OF_PLAN
 from attention_autotuner.kernels.shared.knobs import CtaOrder
+from attention_autotuner.kernels.shared.rules import needs_violation
 from attention_autotuner.reference import attention, attention_backward
 from attention_autotuner.serving import loader
 from tests.gpu import (
@@ -63,7 +65,8 @@ def test_every_kind_compiles_and_fits_every_gpu_that_runs_it(kind: str) -> None:
     candidate = sanitize.KINDS[kind]
     assert check_kernel(candidate) is None
     gpu = "RTX4090" if candidate.family == "sm80" else "H100"
-    assert check_limits(candidate, resolve(gpu).spec) is None
+    for launch in kernel_of(candidate).passes(candidate):
+        assert needs_violation(launch.needs, resolve(gpu).spec) is None
 
 
 def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:

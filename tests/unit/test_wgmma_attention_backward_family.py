@@ -24,11 +24,12 @@ from attention_autotuner.kernels.attention_backward_sm90.resources import (
     shapes,
     smem_bytes,
 )
-from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
+from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.sm90_rules import fragments_fit_warpgroup
 from tests.candidates import offered_by
+from tests.pass_names import pass_named
 
 KERNEL = "attention_backward_sm90"
 POLICY = H100(H200_SPEC)

@@ -16,7 +16,7 @@ from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
 from attention_autotuner.kernels.configs import candidate_from_config
-from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
+from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.legality import check, check_kernel
 from attention_autotuner.kernels.registry import families
 from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs
@@ -29,6 +29,7 @@ from attention_autotuner.kernels.scores_backward_sm90.rules import MAX_STAGES
 from attention_autotuner.kernels.scores_backward_sm90.space import fit
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from benchmarks.exhaustive import stratum_of
+from tests.pass_names import pass_named
 
 MASKED = Problem(
     op="retnet",

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..arch import Policy
+from ..arch import Policy, resolve
 from ..codegen.artifact import Artifact
 from ..codegen.bundle import Bundle, BundledPick, check_output, write_bundle
 from ..codegen.entries import LIBRARY
@@ -24,7 +24,7 @@ from ..serving.untuned import read_problems
 from ..settings import current
 from .console import print_json, print_line, print_table
 from .making import build_candidates
-from .options import add_jobs, add_problem, command, defaults_of, policy_of, problems_of
+from .options import add_jobs, add_problem, command, defaults_of, problems_of
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def run_export(arguments: argparse.Namespace) -> int:
     built kernels. Without problem options: the common classes of attention, and every problem of your own records.
     The GPU need not be present.
     """
-    policy, hierarchy = policy_of(arguments), CacheHierarchy(current())
+    policy, hierarchy = resolve(arguments.device_type), CacheHierarchy(current())
     environment = exports.environment_of(policy, hierarchy, arguments.gpu_name)
     problems, wheel, output = _problems(arguments), arguments.bundle, arguments.output
     if problems is None and wheel:

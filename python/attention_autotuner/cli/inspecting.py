@@ -8,11 +8,12 @@ from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..arch import Policy, Rejection
+from ..arch import Policy, Rejection, resolve
 from ..codegen.artifact import BuildTarget
 from ..codegen.files import write_atomic
 from ..codegen.render import kernel_digest, render
 from ..core.candidate import Candidate
+from ..core.identity import values_of
 from ..kernels.cost_model import rank
 from ..kernels.resources import smem_bytes
 from ..serving.picks import CacheHierarchy, Pick
@@ -32,7 +33,7 @@ def run_candidates(arguments: argparse.Namespace) -> int:
 
     Rank the legal candidates of a problem by the cost model. Needs no GPU.
     """
-    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     offered = policy.candidates(problem)
     legal = [entry for entry in offered if isinstance(entry, Candidate)]
     rejections = [entry for entry in offered if isinstance(entry, Rejection)]
@@ -46,7 +47,7 @@ def run_candidates(arguments: argparse.Namespace) -> int:
         ]
         rejected = [{"config": entry.config, "reason": entry.reason} for entry in rejections]
         said = {"candidates": candidates, "rejections": rejected}
-        print_json({"problem": options.problem_json(problem), **said})
+        print_json({"problem": values_of(problem), **said})
         return 0
     rows = []
     for place, (candidate, estimate) in enumerate(ranked[: arguments.limit], start=1):
@@ -82,7 +83,7 @@ def run_render(arguments: argparse.Namespace) -> int:
 
     Render candidates into CUDA translation units. Needs no compiler.
     """
-    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     kernels = [render(candidate) for candidate, _ in options.chosen(arguments, problem, policy)]
     target = BuildTarget(arch=policy.build_arch)
     architectures = {
@@ -112,7 +113,7 @@ def run_render(arguments: argparse.Namespace) -> int:
             }
             for kernel in kernels
         ]
-        print_json({"problem": options.problem_json(problem), "kernels": listed})
+        print_json({"problem": values_of(problem), "kernels": listed})
     else:
         sources = "\n".join(kernel.text for kernel in kernels)
         sys.stdout.write("".join(f"{path}\n" for path in written) or sources)
@@ -125,7 +126,7 @@ def run_why(arguments: argparse.Namespace) -> int:
 
     Say which layer answers for a problem, why those before it do not, and what became of every candidate.
     """
-    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     hierarchy = CacheHierarchy(current())
     environment = hierarchy.environment_of(policy, collect())
     pick, hit = hierarchy.choose(problem, policy, environment)
@@ -136,7 +137,7 @@ def run_why(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "problem": options.problem_json(problem),
+                "problem": values_of(problem),
                 "arch": policy.name,
                 "mode": mode,
                 "source": source,

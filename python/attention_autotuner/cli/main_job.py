@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..arch import Policy, detect
+from ..core.identity import values_of
 from ..core.outcome import Ok, Outcome
 from ..core.problem import Direction, Op, Problem, of_shape
 from ..errors import UnsupportedArchitectureError
@@ -25,7 +26,7 @@ from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
 from .console import print_json, print_line, print_table, search_progress
-from .options import FAILED, INTERRUPTED, OK, problem_json, problem_of
+from .options import FAILED, INTERRUPTED, OK, problem_of
 from .results import artifact_of, files_of, print_result, result_json
 from .serving import Served, serve
 
@@ -101,7 +102,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "problem": problem_json(problem),
+                "problem": values_of(problem),
                 "gpu": None if present is None else present.spec.name,
                 "no_gpu": why,
                 "results": [result_json(result) for result in finished.results],

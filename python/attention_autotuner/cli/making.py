@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from ..arch import Policy
+from ..arch import Policy, resolve
 from ..codegen.artifact import Artifact, BuildTarget
 from ..codegen.build import build
 from ..codegen.render import render
 from ..codegen.store import default_store
 from ..codegen.toolchain import find_toolchain
 from ..core.candidate import Candidate
+from ..core.identity import values_of
 from ..core.outcome import BuildFailed, Outcome, TimedOut
 from ..serving.dispatch import lookup
 from ..settings import current
@@ -35,14 +36,14 @@ def run_build(arguments: argparse.Namespace) -> int:
 
     Compile candidates into the kernel cache; what is there already is not compiled again.
     """
-    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     candidates = [candidate for candidate, _ in options.chosen(arguments, problem, policy)]
     results = build_candidates(
         candidates, policy, jobs=arguments.jobs, quiet=arguments.json, retry=arguments.retry
     )
     if arguments.json:
         kernels = [result_json(*pair) for pair in zip(candidates, results, strict=True)]
-        asked = {"problem": options.problem_json(problem), "arch": policy.name}
+        asked = {"problem": values_of(problem), "arch": policy.name}
         print_json({**asked, "kernels": kernels})
     else:
         print_results(f"{problem.describe()} on {policy.spec.name}", candidates, results)
@@ -124,14 +125,14 @@ def run_warmup(arguments: argparse.Namespace) -> int:
     builds the forward and the backward one. --problems takes them from a file.
     """
     problems = options.listed_problems(arguments) or options.problems_of(arguments)
-    policy = options.policy_of(arguments)
+    policy = resolve(arguments.device_type)
     picks = [lookup(problem, policy) for problem in problems]
     candidates = [pick.candidate for pick in picks]
     results = build_candidates(candidates, policy, jobs=None, quiet=arguments.json)
     rows = list(zip(problems, picks, results, strict=True))
     if arguments.json:
         kernels = [
-            {"problem": options.problem_json(problem), "layer": pick.layer}
+            {"problem": values_of(problem), "layer": pick.layer}
             | result_json(pick.candidate, result)
             for problem, pick, result in rows
         ]

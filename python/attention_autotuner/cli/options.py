@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..arch import Policy, names, resolve
+from ..arch import Policy, names
 from ..core.candidate import Candidate
-from ..core.identity import values_of
 from ..core.modifications import VALUED
 from ..core.problem import (
     CAUSAL_ALIGNMENTS,
@@ -297,15 +296,6 @@ def problems_of(arguments: argparse.Namespace) -> tuple[Problem, ...]:
     return problems_of_step(problem) if arguments.direction == STEP else (problem,)
 
 
-def policy_of(arguments: argparse.Namespace) -> Policy:
-    """The policy that ``--device-type`` names.
-
-    Raises:
-        UnsupportedArchitectureError: the name is unknown, or there is none and no GPU either.
-    """
-    return resolve(arguments.device_type)
-
-
 def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> Ranked:
     """The candidates that the options choose, with their estimates.
 
@@ -325,11 +315,6 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
                 f"{problem.describe()} on {policy.name}; `candidates` lists them"
             )
     return [by_name[name] for name in wanted]
-
-
-def problem_json(problem: Problem) -> dict[str, Any]:
-    """A problem as JSON-ready fields."""
-    return values_of(problem)
 
 
 def in_flags(message: str, arguments: argparse.Namespace) -> str:

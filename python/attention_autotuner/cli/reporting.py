@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from ..arch import Policy
+from ..arch import Policy, resolve
 from ..codegen.files import write_atomic
 from ..errors import RecordError
 from ..serving.picks import CacheHierarchy
@@ -25,7 +25,7 @@ from .console import microseconds, print_json, print_line
 from .inspecting import source_of
 from .modelling import print_model_card
 from .names import short_names
-from .options import add_problem, command, option, policy_of, problem_of
+from .options import add_problem, command, option, problem_of
 
 SIDE, MARGIN = 340.0, 44.0  # of the chart and of what surrounds it, in its own units
 NICE = (1, 2, 5)  # leading digits of ticks
@@ -51,7 +51,7 @@ def run_report(arguments: argparse.Namespace) -> int:
         arguments.usage_error("--learn-from goes with --model-card")
     if arguments.output is None:
         arguments.usage_error("the following arguments are required: --output, or --model-card")
-    problem, policy = problem_of(arguments), policy_of(arguments)
+    problem, policy = problem_of(arguments), resolve(arguments.device_type)
     hierarchy = CacheHierarchy(current())
     environment = hierarchy.environment_of(policy, collect())
     pick, hit = hierarchy.choose(problem, policy, environment)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
+from ..arch import resolve
+from ..core.identity import values_of
 from ..core.problem import Problem
 from ..serving.dispatch import lookup
 from ..serving.searching import tune, tune_problems, tune_step
@@ -56,7 +59,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
         arguments.direction = options.STEP  # whatever it says: the main job is about both
         return run_all(arguments)
-    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     find: Callable[..., TuneResult | StepResult] = tune
     budget = {}
     if arguments.direction == options.STEP:
@@ -77,7 +80,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
 def tune_list(arguments: argparse.Namespace, problems: Sequence[Problem]) -> int:
     """Tune the problems of a file; of several ranks each its share, on its GPU."""
-    policy = options.policy_of(arguments)
+    policy = resolve(arguments.device_type)
     with launched_group() as group, search_progress(arguments) as listener:
         mine = problems if group is None else problems[group.rank() :: group.size()]
         result = tune_problems(mine, policy, budget_seconds=arguments.budget, listener=listener)
@@ -105,16 +108,16 @@ def run_bucket(arguments: argparse.Namespace) -> int:
     Race the pick that serves a problem at five lengths of its bucket, each against the best candidates for that length.
     Defaults and shipped picks of attention's forward serve their own lengths alone. Needs a GPU; records nothing.
     """
-    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     pick = lookup(problem, policy)
     with search_progress(arguments) as listener:
         costs = bucket_cost(
             problem, pick.candidate, policy, top_k=arguments.top_k, listener=listener
         )
     if arguments.json:
-        said = {"problem": options.problem_json(problem), "arch": policy.name, "layer": pick.layer}
+        said = {"problem": values_of(problem), "arch": policy.name, "layer": pick.layer}
         print_json(
-            {**said, "pick": pick.candidate.name, "lengths": [cost.to_json() for cost in costs]}
+            {**said, "pick": pick.candidate.name, "lengths": [asdict(cost) for cost in costs]}
         )
         return OK
     rows = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 NAMESPACE = "attention_autotuner"
+"""Of the headers of this package; their folder has its name, too."""
 
 _TYPES = {"fp16": "__half", "bf16": "__nv_bfloat16"}
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

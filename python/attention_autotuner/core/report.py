@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 _SERIALIZED = re.compile(r"C75\d\d: .*wgmma\.mma_async instructions are serialized")
@@ -57,13 +57,9 @@ class CompilerReport(Counts):
         """The warning that MMAs which should overlap wait for one another; empty where there is none."""
         return next((text for text in self.warnings if _SERIALIZED.match(text)), "")
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready form that :meth:`from_json` reads back."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CompilerReport:
-        """Rebuild a report from :meth:`to_json`.
+        """Rebuild a report from its fields.
 
         Raises:
             TypeError, KeyError: a field is missing or unknown.

@@ -21,7 +21,7 @@ from .shared.coefficients import FITTED, Coefficients
 from .shared.estimates import Estimate, Usage, expected_usage, reported_usage
 from .shared.passes import Pass
 
-__all__ = ["Estimate", "Usage", "estimate", "pass_named", "predict", "rank", "refine"]
+__all__ = ["Estimate", "Usage", "estimate", "predict", "rank", "refine"]
 
 
 def estimate(
@@ -48,13 +48,6 @@ def refine(
     return predict(problem, candidate, spec, usages, coefficients)
 
 
-def pass_named(candidate: Candidate, symbol: str) -> str | None:
-    """The pass of a candidate that a kernel of its unit is, by its mangled name; None for what runs around them."""
-    passes = kernel_of(candidate).passes(candidate)
-    named = (launch for launch in passes if launch.symbol and re.search(launch.symbol, symbol))
-    return next((launch.needs.name for launch in named), None)
-
-
 def report_of(launch: Pass, report: CompilerReport) -> Counts:
     """A compiler's report of a pass: of its own kernel where that has a name, else of the worst of all kernels."""
     if not launch.symbol:
@@ -67,10 +60,9 @@ def rank(
     problem: Problem,
     candidates: Iterable[Candidate],
     spec: ArchSpec,
-    coefficients: Coefficients = FITTED,
 ) -> list[tuple[Candidate, Estimate]]:
     """All candidates with their estimates, fastest first; equal times in the order of their names."""
-    pairs = [(c, estimate(problem, c, spec, coefficients)) for c in candidates]
+    pairs = [(c, estimate(problem, c, spec)) for c in candidates]
     return sorted(pairs, key=lambda pair: (pair[1].us, pair[0].name))
 
 

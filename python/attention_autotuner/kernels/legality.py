@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..arch.spec import ArchSpec
 from ..core.candidate import Candidate, Rejection
 from .registry import kernel_of
-from .shared.passes import check_passes, kernel_violation, limit_violation, rejection_of
+from .shared.passes import check_passes, kernel_violation, rejection_of
 
-__all__ = ["Rejection", "check", "check_kernel", "check_limits"]
+__all__ = ["Rejection", "check", "check_kernel"]
 
 
 def check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
@@ -20,8 +20,3 @@ def check_kernel(candidate: Candidate) -> Rejection | None:
     """The first rule of the kernel headers that a candidate breaks, or None where it can be compiled."""
     passes = kernel_of(candidate).passes(candidate)
     return rejection_of(candidate, kernel_violation(candidate, passes))
-
-
-def check_limits(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
-    """The first limit of a GPU that a candidate breaks, or None."""
-    return rejection_of(candidate, limit_violation(kernel_of(candidate).passes(candidate), spec))

@@ -100,10 +100,6 @@ class LoadedKernel:
     def __repr__(self) -> str:
         return f"LoadedKernel({self.info.name}, {self.path})"
 
-    def is_prepared(self, device: int) -> bool:
-        """True once :meth:`prepare` has succeeded on a device."""
-        return device in self._prepared
-
     def prepare(self, device: int) -> None:
         """Load the module on a device and set its attributes; does nothing the second time.
 

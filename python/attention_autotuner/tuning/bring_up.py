@@ -6,7 +6,6 @@ put into the package.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +41,6 @@ from .shipping import evidence_path, ship, shipped
 from .spec_measuring import expected_peaks, keep, measured_spec
 from .sweep import Sweep, SweepResult
 from .sweep_plan import Plan, make_plan
-
-LOGGER = logging.getLogger(__name__)
 
 SCHEMA = 1  # of the report
 BUDGET_SECONDS = 540.0

@@ -18,11 +18,9 @@ from cupy.cuda import runtime
 
 from ..arch.probe import DRIVER_LIBRARY
 from . import tasks
-from .devices import Bytes, Device
+from .devices import WARM_UP_SECONDS, WARM_UP_SIZE, Bytes, Device
 from .rounds import classify as classify
 
-WARM_UP_SECONDS = 0.4
-WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
 EVENT_RECORD_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL of cuda.h
 # One thread that reads the clock until so many cycles have passed.
 SPIN = b"""

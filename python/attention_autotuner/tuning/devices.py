@@ -31,6 +31,8 @@ from ..operations.shared.launching import (
 
 Bytes = npt.NDArray[np.uint8]
 ALIGNMENT = 256  # bytes, of tensors in a file and in a device's memory
+WARM_UP_SECONDS = 0.4
+WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
 
 Place = Mapping[str, Any]
 """A tensor in a file, as JSON has it: ``offset``, ``num_bytes``, ``lead`` (its address modulo the alignment),

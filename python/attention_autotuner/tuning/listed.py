@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -97,10 +97,6 @@ class LengthCost:
     cost: float | None
     low: float | None
     high: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready form."""
-        return asdict(self)
 
 
 def bucket_cost(

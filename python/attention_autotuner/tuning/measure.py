@@ -17,14 +17,11 @@ from ..core.problem import Problem
 from ..operations.bindings import make_inputs, output_makers
 from ..operations.shared.tensors import Inputs, Outputs, current_device
 from . import tasks
-from .devices import Bytes, Device, workspace_on
+from .devices import WARM_UP_SECONDS, WARM_UP_SIZE, Bytes, Device, workspace_on
 from .entries import Entry
 from .racing import SETTLED_ROUNDS, Race, Timing
 from .rounds import FaultError, OnRound, run_rounds
 from .sampling import Sampler, input_sets
-
-WARM_UP_SECONDS = 0.4
-WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
 
 
 class MakeInputs(Protocol):
@@ -219,13 +216,13 @@ def timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
-def warm_up(seconds: float = WARM_UP_SECONDS) -> None:
+def warm_up() -> None:
     """Multiply matrices until the clocks are at their sustained level."""
     generator = torch.Generator(device="cuda").manual_seed(0)
     shape = (WARM_UP_SIZE, WARM_UP_SIZE)
     a = torch.randn(shape, dtype=torch.float16, device="cuda", generator=generator)
     b = torch.empty_like(a)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + WARM_UP_SECONDS
     while time.monotonic() < end:
         for _ in range(20):
             torch.mm(a, a, out=b)

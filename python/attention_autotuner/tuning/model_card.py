@@ -18,7 +18,7 @@ from ..kernels.cost_model import Estimate, estimate
 from ..kernels.residual import Residual
 from .ranking import order
 from .record_schema import TuningRecord
-from .shortlist import Ranked, shortlist
+from .shortlist import Ranked
 
 PICKS = (1, 3, 5, 8, 10)
 FEW = 5  # measured candidates of a problem: of fewer, first picks say nothing
@@ -122,14 +122,12 @@ class Regret:
     Attributes:
         best: name of the fastest candidate measured.
         ranked: picks -> best time among that many first of the ranking over the best of all; 1.0 loses nothing.
-        shortlisted: the same for the list that a search would build, without the default.
         default: the policy's default over the best.
         correlation: Spearman's, between the order and the measured times.
     """
 
     best: str
     ranked: dict[int, float]
-    shortlisted: dict[int, float]
     default: float
     correlation: float
 
@@ -148,12 +146,10 @@ def regret(ranked: Sequence[Ranked], default: Candidate, ratios: Mapping[str, fl
     if not ratios:
         raise ValueError("nothing was measured")
     fastest = min(ratios.values())
-    listed = [pair for pair in shortlist(ranked, default, max(PICKS)) if pair[0] != default]
     measured = [candidate.name for candidate, _ in ranked if candidate.name in ratios]
     return Regret(
         best=min(ratios, key=lambda name: (ratios[name], name)),
         ranked={k: _best_of(ranked[:k], ratios) / fastest for k in PICKS},
-        shortlisted={k: _best_of(listed[:k], ratios) / fastest for k in PICKS},
         default=ratios.get(default.name, inf) / fastest,
         correlation=correlation(range(len(measured)), [ratios[name] for name in measured]),
     )

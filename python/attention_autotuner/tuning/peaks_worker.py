@@ -9,9 +9,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+from ..core.abi import SYMBOL_PREFIX
 from ..core.outcome import Crashed, Outcome
 
-PREFIX = "attention_autotuner_"
 FIGURES = ("value", "spread", "samples", "sm_clock_hz", "seconds")  # of a result
 
 
@@ -31,12 +31,12 @@ class PeakResult(ctypes.Structure):
 def open_library(path: str) -> ctypes.CDLL:
     """The library with its prototypes set."""
     library = ctypes.CDLL(path)
-    measure = getattr(library, PREFIX + "measure_peak")
+    measure = getattr(library, SYMBOL_PREFIX + "measure_peak")
     measure.restype = ctypes.c_int32
     measure.argtypes = (ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(PeakResult))
-    unit = getattr(library, PREFIX + "peak_unit")
+    unit = getattr(library, SYMBOL_PREFIX + "peak_unit")
     unit.restype, unit.argtypes = ctypes.c_char_p, (ctypes.c_char_p,)
-    text = getattr(library, PREFIX + "peak_status_string")
+    text = getattr(library, SYMBOL_PREFIX + "peak_status_string")
     text.restype, text.argtypes = ctypes.c_char_p, (ctypes.c_int32,)
     return library
 
@@ -56,12 +56,14 @@ class Tasks:
         opened = open_library(library)
         result = PeakResult(struct_size=ctypes.sizeof(PeakResult))
         name = which.encode()
-        status = getattr(opened, PREFIX + "measure_peak")(name, seconds, ctypes.byref(result))
+        status = getattr(opened, SYMBOL_PREFIX + "measure_peak")(
+            name, seconds, ctypes.byref(result)
+        )
         if status != 0:
-            text = getattr(opened, PREFIX + "peak_status_string")(status)
+            text = getattr(opened, SYMBOL_PREFIX + "peak_status_string")(status)
             return {"status": status, "reason": text.decode(errors="replace")}
         figures = {name: getattr(result, name) for name in FIGURES}
-        return {"unit": getattr(opened, PREFIX + "peak_unit")(name).decode(), **figures}
+        return {"unit": getattr(opened, SYMBOL_PREFIX + "peak_unit")(name).decode(), **figures}
 
 
 def classify(error: Exception) -> Outcome:

@@ -24,6 +24,7 @@ EARLY_ROUNDS = 2
 EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
 MIN_ROUNDS = 4  # before statistics may drop anything
 SETTLED_ROUNDS = 10  # before statistics may end a race
+PRECISION = 0.002  # standard error of the ratios of a race that is settled
 DROP_CONFIDENCE = 4.0  # standard errors; many looks are taken, so more than for the last one
 TIE_CONFIDENCE = 3.0
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
@@ -207,15 +208,15 @@ class Race:
         self._running = [name for name in self._running if name not in dropped]
         return dropped
 
-    def settled(self, *, precision: float = 0.002, min_rounds: int = SETTLED_ROUNDS) -> bool:
-        """True when more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
+    def settled(self, *, min_rounds: int = SETTLED_ROUNDS) -> bool:
+        """True when more rounds would change nothing: every ratio left is known to :data:`PRECISION`."""
         if not self._running:
             return True
         if len(self._rounds) < min_rounds or not self.balanced:
             return False
         best = self._best(self._running)
         others = [name for name in self._running if name != best]
-        return best is not None and all(self._compare(n, best)[1] <= precision for n in others)
+        return best is not None and all(self._compare(n, best)[1] <= PRECISION for n in others)
 
     def results(self) -> list[Timing]:
         """All entries, fastest first; ties in the given order, entries without samples last."""

@@ -22,7 +22,6 @@ from ..core.identity import digest16
 from ..errors import DistributedError
 from .worker import outcome_or_data
 
-LOGGER = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5  # between signs of life
 SILENT_SECONDS = 15.0  # without one, after which a rank counts as gone
 JOIN_SECONDS = 600.0  # for the last rank to come to the same search

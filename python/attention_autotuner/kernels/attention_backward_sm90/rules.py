@@ -186,8 +186,8 @@ BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }
 
+# The number is a value of attention_autotuner::GradientPass, whose order is that of the names of passes.
 SYMBOL = r"23attention_backward_sm90I.*12GradientPassE{}E"
-NAMES = ("keys", "dk", "dv", "dq")  # attention_autotuner::GradientPass, in the order of its values
 
 
 def pass_of(shape: BackwardPassSm90Shape) -> Pass:
@@ -197,7 +197,7 @@ def pass_of(shape: BackwardPassSm90Shape) -> Pass:
         subject=shape,
         rules=BACKWARD_PASS_SM90_PREDICATES,
         needs_of=needs,
-        symbol=SYMBOL.format(NAMES.index(shape.name)),
+        symbol=SYMBOL.format(AttentionBackwardSm90Knobs.pass_names.index(shape.name)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Service, knobs_as
+from ...core.candidate import Service
 from ...core.problem import Form
 from ..chunks_sm90.knobs import ChunkwiseSm90Knobs
 
@@ -21,6 +21,3 @@ class ChunkwiseBackwardSm90Knobs(ChunkwiseSm90Knobs):
     kernel: ClassVar[str] = "chunks_backward_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("retention", "backward", "decayed")})
     form: ClassVar[Form] = "auto"
-
-
-knobs_of = knobs_as(ChunkwiseBackwardSm90Knobs)

@@ -19,7 +19,6 @@ from ..shared.knobs import PlannedPasses, Sm80Knobs
 
 Scores = Literal["inline", "precomputed"]
 
-SCORES: tuple[str, ...] = ("inline", "precomputed")
 RENAMED_SCORES: dict[str, str] = {"given": "precomputed"}
 
 

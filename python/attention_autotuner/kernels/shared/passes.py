@@ -96,11 +96,6 @@ def kernel_violation(candidate: Candidate, passes: Iterable[Pass]) -> Violation 
     return violation or next(filter(None, (launch.violation for launch in passes)), None)
 
 
-def limit_violation(passes: Iterable[Pass], spec: ArchSpec) -> Violation | None:
-    """The first limit of a GPU that a pass breaks."""
-    return next(filter(None, (needs_violation(launch.needs, spec) for launch in passes)), None)
-
-
 def check_passes(
     candidate: Candidate,
     passes_of: PassesOf,
@@ -119,7 +114,7 @@ def check_passes(
     violation = (
         kernel_violation(candidate, passes)
         or first_violation(pruning or {}, candidate)
-        or limit_violation(passes, spec)
+        or next(filter(None, (needs_violation(launch.needs, spec) for launch in passes)), None)
     )
     return rejection_of(candidate, violation)
 

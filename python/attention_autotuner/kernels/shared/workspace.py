@@ -141,15 +141,9 @@ def span_bytes(problem: Problem) -> int:
     return SPAN_BYTES * problem.batch * (problem.seqlen_q + keys)
 
 
-def shared_gradient_bytes(problem: Problem, splits: int) -> int:
-    """Bytes of the partial dK and dV of CTAs that share a block of keys; none where a CTA has its block alone."""
-    if splits == 1:
-        return 0
-    rows = splits * problem.batch * problem.heads_kv * problem.seqlen_k
-    return SUM_BYTES * rows * (problem.padded_dim_qk + problem.padded_dim_v)
-
-
 def backward_bytes(problem: Problem, splits: int) -> int:
     """Bytes that every backward over scores takes: of LSE and delta, of partial dK and dV, and of spans."""
-    gradients = shared_gradient_bytes(problem, splits)
+    # Partial dK and dV of CTAs that share a block of keys; none where a CTA has its block alone.
+    rows = splits * problem.batch * problem.heads_kv * problem.seqlen_k if splits > 1 else 0
+    gradients = SUM_BYTES * rows * (problem.padded_dim_qk + problem.padded_dim_v)
     return lse_delta_bytes(problem) + gradients + span_bytes(problem)
