@@ -8,14 +8,14 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.modifications import WINDOW
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, TileList, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.kernel_cost import reductions
 from ..shared.schedule import tiles_of
-from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
-from ..shared.workspace import ROW_VALUES, SUM_BYTES
+from ..shared.workspace import ROW_VALUES
 from .knobs import STORED, knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
 
@@ -62,7 +62,7 @@ def step_clks(
         exposed += fit.gradient_sm90_semaphore_clk
         if problem.causal:  # a block of keys has fewer steps, but waits at them for those before it
             exposed = fit.gradient_sm90_causal_wait * (mma + exposed) - mma
-    added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
+    added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * FP32_BYTES
     # Sums leave beside everything else, at the rate of additions in L2.
     return mma, max(exposed, added / fit.gradient_sm90_sum_bytes_per_clk - mma)
 
@@ -144,7 +144,7 @@ def section_heads(
         blocks = min(blocks, -(-seen // shape.block_rows))  # that share a tile of queries
         rows_q = min(rows_q, seen) if in_turn else rows_q
     streamed = problem.seqlen_k if shape.by_queries else rows_q * group
-    sums = SUM_BYTES * problem.dim_qk if shape.share is not None else 0
+    sums = FP32_BYTES * problem.dim_qk if shape.share is not None else 0
     num_bytes = sharing * streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
     fitting = max(1, int(SECTION_BYTES / num_bytes))
     if in_turn:
@@ -184,7 +184,7 @@ def _auxiliary(
     rows, first = batch * problem.heads_q * rows_q, shapes(candidate)[0]
     sums = dq_sum_bytes(problem, first)
     cleared = 0 if first.share is None or first.share.dq_add in STORED else sums
-    moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + cleared]
+    moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * FP32_BYTES) + cleared]
     moved += reductions(problem, head_splits(problem, candidate))
     if sums:
         moved.append(sums + rows * problem.dim_qk * ELEMENT_BYTES)

@@ -12,9 +12,10 @@ from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.modifications import PACKED, TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
+from ...core.sizes import FP32_BYTES
 from ..shared import workspace
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS, Sm90Shape, cta_bytes, whole_columns
-from ..shared.workspace import LISTED_BYTES, SUM_BYTES
+from ..shared.workspace import LISTED_BYTES
 from .knobs import STORED, BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
@@ -171,10 +172,10 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     sums = 0
     if shape.share is not None and shape.share.dq_add == "bulk":
         groups = 1 if shape.owns_dq else knobs.warpgroups
-        sums = 64 * groups * shape.dq_columns * SUM_BYTES
+        sums = 64 * groups * shape.dq_columns * FP32_BYTES
     elif shape.share is not None and shape.share.dq_add in STORED:
         copies = OWN_DQ_STAGES if shape.owns_dq else 1
-        sums = copies * knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
+        sums = copies * knobs.block_columns * shape.candidate.padded_dim_qk * FP32_BYTES
     results = shape.block_rows * shape.columns if _stores_apart(shape) else 0
     staged = knobs.first_stages + knobs.second_stages
     values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
@@ -248,7 +249,7 @@ def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
     semaphores = tiles * counted.get(shape.share.dq_add, 0) * SEMAPHORE_BYTES
     groups = problem.batch * problem.heads_kv * head_splits(problem, shape.candidate)
     counters = (groups + knobs_of(shape.candidate).dynamic) * SEMAPHORE_BYTES
-    sums = tiles * block * problem.padded_dim_qk * SUM_BYTES
+    sums = tiles * block * problem.padded_dim_qk * FP32_BYTES
     return sums + -(-semaphores // 16) * 16 + -(-counters // 16) * 16
 
 
@@ -269,5 +270,5 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
         keys = shapes(candidate)[0]
         key_blocks = -(-problem.seqlen_k // keys.block_rows)
         count = problem.heads_q * problem.batch * key_blocks * keys.knobs.warpgroups
-        of_bias = SUM_BYTES * count * (2 * TYPICAL_BIAS_DISTANCE + 1)
+        of_bias = FP32_BYTES * count * (2 * TYPICAL_BIAS_DISTANCE + 1)
     return -(-used // 16) * 16 + of_bias if of_bias else used

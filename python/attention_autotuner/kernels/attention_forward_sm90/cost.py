@@ -5,12 +5,12 @@ from __future__ import annotations
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from ..shared.coefficients import Coefficients
 from ..shared.engine import TileList, l2_us
 from ..shared.estimates import Estimate, Usages
 from ..shared.schedule import tiles_of
 from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
-from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import mma_clk as clk_of_mmas
 from ..shared.wgmma_cost import modified_softmax, predict_steps
 from .resources import AttentionForwardSm90Shape, shape_of

@@ -12,8 +12,9 @@ from typing import ClassVar
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from ..shared.passes import launch_needs
-from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
+from ..shared.sm90_tiles import ALIGNMENT_BYTES, Sm90Shape, whole_columns
 from ..shared.split_kv import split_bytes
 from ..shared.workspace import layout_bytes, list_bytes, span_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of

@@ -11,11 +11,11 @@ from dataclasses import replace
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
-from ..shared.super_chunks import STATE_BYTES, pieces_of
-from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.super_chunks import pieces_of
 from .knobs import knobs_of
 from .pass_cost import ChunkPassWork, predict_pass
 
@@ -32,7 +32,7 @@ def predict(
     heads, longest = batch * problem.heads_q, problem.seqlen_q
     lengths = tuple(rows for rows, _ in problem.lengths) if problem.packed else ()
     split = 0 < super_chunk < longest
-    states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
+    states = FP32_BYTES * heads * problem.dim_qk * problem.dim_v
     launches: list[tuple[ChunkPassWork, Usage]] = []
     auxiliary = AuxiliaryWork()
     scored: set[int] = set()
@@ -67,7 +67,7 @@ def predict(
                 flops=2.0 * rows * chunk * work.depth,
             )
         if name in ("dk", "dv") and problem.heads_q > problem.heads_kv:
-            moved = 2 * STATE_BYTES * heads * tokens * work.width
+            moved = 2 * FP32_BYTES * heads * tokens * work.width
             auxiliary = auxiliary.plus(moved, spec, fit)
     if problem.decodes:
         auxiliary = auxiliary.plus(2 * states, spec, fit)

@@ -12,11 +12,11 @@ from functools import lru_cache
 from math import ceil
 
 from ...arch.spec import ArchSpec
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared import engine, tile_costs
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
-from ..shared.super_chunks import STATE_BYTES
-from ..shared.tile_costs import COPY_INSTRUCTIONS, ELEMENT_BYTES, WARP, StepCounts, TileCost
+from ..shared.tile_costs import COPY_INSTRUCTIONS, WARP, StepCounts, TileCost
 from .knobs import ChunkPass
 
 VECTOR_COPY = 16  # bytes
@@ -92,8 +92,8 @@ def counts_of(work: ChunkPassWork, fit: Coefficients) -> StepCounts:
         # X for X S; the scores and Z again for their MMAs.
         flops += 2 * c * d * w + 2 * c * c * w
         reads += (along * c * d + along * deep * c * c + deep * c * w) * ELEMENT_BYTES
-        writes += c * w * ELEMENT_BYTES + c * w * STATE_BYTES * (deep - 1)
-        reads += c * w * ELEMENT_BYTES + c * w * STATE_BYTES * (deep - 1)
+        writes += c * w * ELEMENT_BYTES + c * w * FP32_BYTES * (deep - 1)
+        reads += c * w * ELEMENT_BYTES + c * w * FP32_BYTES * (deep - 1)
         fill += c * d * ELEMENT_BYTES
         barriers += 1 + (deep > 1)
         if inline:

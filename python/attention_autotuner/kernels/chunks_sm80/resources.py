@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared import workspace
 from ..shared.passes import launch_needs
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, cut_of, layout_bytes, states_bytes
+from ..shared.workspace import cut_of, layout_bytes, states_bytes
 from .knobs import ChunkPass, ChunksKnobs, knobs_of
 
 
@@ -77,7 +78,7 @@ def smem_bytes(shape: ChunkShape) -> int:
     scores = chunk * chunk
     stages = knobs.num_stages * (tiles + (scores if precomputed else 0))
     exchanged = knobs.columns if precomputed else max(knobs.columns, chunk)
-    sums = SUM_BYTES * chunk * exchanged * (knobs.depth_warps - 1)
+    sums = FP32_BYTES * chunk * exchanged * (knobs.depth_warps - 1)
     return (stages + (0 if precomputed else scores)) * ELEMENT_BYTES + sums
 
 
@@ -171,7 +172,7 @@ def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int
         pass_warps = {name: item.num_threads // 32 for name, item in knobs.passes.items()}
         warps = [-(-cut.super_chunk // PAIR_ROWS) * PAIR_WARPS]
         warps += [slices[name] * pass_warps[name] for name in ("dv", "dq")]
-        sizes += [SUM_BYTES * sequences * cut.supers * count for count in warps]
+        sizes += [FP32_BYTES * sequences * cut.supers * count for count in warps]
     precomputed = {name for name, item in knobs.passes.items() if item.scores == "precomputed"}
     sizes += [
         _score_bytes(problem, cut, knobs) for names in ({"dv"}, {"dq", "dk"}) if precomputed & names

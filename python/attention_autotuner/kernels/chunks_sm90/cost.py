@@ -11,11 +11,11 @@ from math import ceil
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared import engine
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage, Usages
-from ..shared.super_chunks import STATE_BYTES, pieces_of
-from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.super_chunks import pieces_of
 from . import resources
 from .resources import ChunkSm90Shape
 
@@ -34,7 +34,7 @@ def predict(
     count = -(-tokens // stretch) - 1
     ctas = heads * shape.slices * count
     pieces = pieces_of(stretch, chunk=shape.knobs.chunk, ctas=ctas)
-    states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
+    states = FP32_BYTES * heads * problem.dim_qk * problem.dim_v
     moved = 4 * states * count * pieces  # of the backward: written, scanned, read
     auxiliary = engine.AuxiliaryWork().plus(moved, spec, fit)
     launches = [

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from ...arch.occupancy import REGISTER_ALLOCATION_UNIT, REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import FP32_BYTES
 from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
 from ..shared.super_chunks import SuperChunks
-from ..shared.workspace import SUM_BYTES, layout_bytes
+from ..shared.workspace import layout_bytes
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
 PART_DEPTH = 256  # of a warpgroup, at most
@@ -106,5 +107,5 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     shape = shape_of(candidate)
     knobs, heads = shape.knobs, problem.batch * problem.heads_q
     cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, heads * shape.slices)
-    state = SUM_BYTES * shape.depth * shape.slices * shape.columns
+    state = FP32_BYTES * shape.depth * shape.slices * shape.columns
     return layout_bytes([heads * cut.slots * state]) if cut.supers > 1 else 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from ..shared import engine
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usages
-from ..shared.sm90_tiles import ELEMENT_BYTES
 from ..shared.wgmma_cost import NEIGHBOURS_L2_GAIN
 from .knobs import knobs_of
 from .resources import BLOCK_K, splits_of, workspace_bytes

@@ -9,9 +9,9 @@ from typing import ClassVar
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import FP32_BYTES
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape, cta_bytes
-from ..shared.workspace import SUM_BYTES
 from .knobs import GemmSm90Knobs, knobs_of
 
 BLOCK_K = 64  # of one stage
@@ -64,4 +64,4 @@ def splits_of(problem: Problem, candidate: Candidate) -> int:
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     """Bytes of a launch's workspace: the sums of all splits in fp32."""
     splits = splits_of(problem, candidate)
-    return 0 if splits == 1 else SUM_BYTES * splits * problem.seqlen_q * problem.dim_v
+    return 0 if splits == 1 else FP32_BYTES * splits * problem.seqlen_q * problem.dim_v

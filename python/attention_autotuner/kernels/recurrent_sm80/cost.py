@@ -5,11 +5,10 @@ from __future__ import annotations
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared import engine
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usages
-from ..shared.super_chunks import STATE_BYTES
-from ..shared.tile_costs import ELEMENT_BYTES
 from .knobs import knobs_of
 
 
@@ -34,10 +33,8 @@ def predict(
     chain_us = waves * (problem.seqlen_q * token_clk + fit.cta_clk) * to_us
 
     rows = heads * problem.seqlen_q * (problem.dim_qk + problem.dim_v) * 2 * ELEMENT_BYTES
-    states = 2 * STATE_BYTES * heads * problem.dim_qk * problem.dim_v if problem.decodes else 0
-    in_flight = (
-        ctas / (waves * spec.num_sms) * knobs.columns * candidate.padded_dim_qk * STATE_BYTES
-    )
+    states = 2 * FP32_BYTES * heads * problem.dim_qk * problem.dim_v if problem.decodes else 0
+    in_flight = ctas / (waves * spec.num_sms) * knobs.columns * candidate.padded_dim_qk * FP32_BYTES
     share = fit.recurrent_bandwidth * min(1.0, in_flight / fit.recurrent_bytes_to_fill)
     # Every slice reads all of q and k again, out of L2.
     again = slices * heads * problem.seqlen_q * problem.dim_qk * 2 * ELEMENT_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...arch.occupancy import KernelNeeds
+from ...core.sizes import FP32_BYTES
 from ..shared.passes import launch_needs
-from ..shared.workspace import SUM_BYTES
 from .knobs import RecurrentKnobs
 
 THREAD_COLUMNS = 4
@@ -34,4 +34,4 @@ def row_groups(knobs: RecurrentKnobs) -> int:
 def needs(shape: RecurrentShape) -> KernelNeeds:
     """Resources that the kernel takes; its shared memory is the warps' sums of one token's output."""
     knobs = shape.knobs
-    return launch_needs(knobs, knobs.warps * knobs.columns * SUM_BYTES, shape.state_registers)
+    return launch_needs(knobs, knobs.warps * knobs.columns * FP32_BYTES, shape.state_registers)

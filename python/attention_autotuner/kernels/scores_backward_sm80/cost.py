@@ -11,13 +11,13 @@ from functools import lru_cache
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.kernel_cost import KernelWork, predict_kernel, reductions, with_score_mod
 from ..shared.schedule import tiles_of
-from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
-from ..shared.workspace import SUM_BYTES
+from ..shared.tile_costs import STORE_BYTES, WARP, StepCounts
 from . import resources
 from .knobs import knobs_of
 from .resources import LSE_DELTA_BYTES, KeyShape, PassShape, RowShape
@@ -44,7 +44,7 @@ def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[
     """Bytes through device memory of each kernel around the passes: the preprocess, and what adds sums up."""
     batch, rows, _ = problem.extents
     rows *= batch * problem.heads_q
-    sums = rows * problem.padded_dim_qk * SUM_BYTES
+    sums = rows * problem.padded_dim_qk * FP32_BYTES
     # O, its gradient, the LSE and its gradient; out come LSE and delta. Retnet reads r alone.
     read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
     preprocess = rows * (read + 2 * LSE_DELTA_BYTES)
@@ -90,7 +90,7 @@ def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
     if shape.one_pass:
         along_rows, along_columns = resources.dq_split(shape)
         reads += along_rows * along_columns * n * sum(resources.dq_tile(shape)) * ELEMENT_BYTES
-        sum_bytes = m * qk * SUM_BYTES
+        sum_bytes = m * qk * FP32_BYTES
         # From compute capability 9.0 on, four floats are added at once.
         vectorized = spec.compute_capability >= (9, 0)
         instructions += sum_bytes / (VECTOR_BYTES if vectorized else STORE_BYTES)
@@ -191,7 +191,7 @@ def _once_bytes(problem: Problem, shape: PassShape) -> int:
     rows_q, rows_k = batch * problem.heads_q * of_q, batch * problem.heads_kv * of_k
     both = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)
     if isinstance(shape, KeyShape):
-        sums = 2 * rows_q * shape.padded_dim_qk * SUM_BYTES if shape.one_pass else 0
+        sums = 2 * rows_q * shape.padded_dim_qk * FP32_BYTES if shape.one_pass else 0
         return 2 * rows_k * both + sums
     if shape.name == "dv":
         return rows_k * both  # K in, dV out

@@ -14,10 +14,9 @@ from ...arch.occupancy import KernelNeeds
 from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared.passes import launch_needs
 from ..shared.workspace import (
-    ELEMENT_BYTES,
-    SUM_BYTES,
     backward_bytes,
     bias_sums_bytes,
     count_head_splits,
@@ -202,7 +201,7 @@ def _row_smem_bytes(shape: RowShape) -> int:
     row_values = 0 if shape.name == "dq" else columns * LSE_DELTA_BYTES
     mask = rows * columns * ELEMENT_BYTES if shape.masked else 0
     result = rows * shape.result_columns
-    sums = result * SUM_BYTES * (knobs.column_warps - 1)
+    sums = result * FP32_BYTES * (knobs.column_warps - 1)
     stages = knobs.num_stages * (streamed + row_values + mask)
     return max(resident + stages, sums, result * ELEMENT_BYTES)
 
@@ -243,6 +242,6 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     for shape in shapes(candidate):
         if isinstance(shape, KeyShape) and shape.one_pass:
             block = shape.knobs.block_m
-            sums = SUM_BYTES * query_tiles(problem, block) * block * problem.padded_dim_qk
+            sums = FP32_BYTES * query_tiles(problem, block) * block * problem.padded_dim_qk
     usual = backward_bytes(problem, shares_of_group(problem, candidate))
     return usual + sums + bias_sums_bytes(problem)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, TileList, in_sequence
 from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.schedule import tiles_of
-from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import NEIGHBOURS_L2_GAIN, mma_clk, once_bytes, predict_steps
 from .knobs import knobs_of
 from .resources import PassShape, ScoreBands, StoredPassShape, shapes

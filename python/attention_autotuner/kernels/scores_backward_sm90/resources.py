@@ -13,6 +13,7 @@ from ...arch.h100 import H100_SPEC
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
@@ -181,7 +182,7 @@ class ScoreBands:
         scores = blocks_q * knobs.dq.block_rows * columns
         return cls(
             count=-(-problem.heads_kv // heads) * -(-problem.batch // batches),
-            num_bytes=sm90_tiles.ELEMENT_BYTES * heads * group * batches * scores,
+            num_bytes=ELEMENT_BYTES * heads * group * batches * scores,
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..chunks_sm80.pass_cost import ChunkPassWork, predict_pass
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence, l2_us
@@ -14,8 +15,7 @@ from ..shared.estimates import Estimate, Usages
 from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
 from ..shared.schedule import tiles_of
 from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
-from ..shared.super_chunks import STATE_BYTES
-from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
+from ..shared.tile_costs import STORE_BYTES, StepCounts
 from ..shared.workspace import span_bytes
 from . import resources as forward_resources
 from .knobs import knobs_of
@@ -116,7 +116,7 @@ def predict(
         stretch=problem.seqlen_q,
         copy_bytes=candidate.copy_bytes,
     )
-    state_bytes = STATE_BYTES * 2 * work_of_states.heads * problem.dim_qk * problem.dim_v
+    state_bytes = FP32_BYTES * 2 * work_of_states.heads * problem.dim_qk * problem.dim_v
     auxiliary = AuxiliaryWork().plus(state_bytes, spec, fit)
     states = predict_pass(work_of_states, spec, usages[-1], fit)
     return in_sequence([rows, states], auxiliary, spec)

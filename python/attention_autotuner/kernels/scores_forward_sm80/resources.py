@@ -9,9 +9,10 @@ from __future__ import annotations
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from ..shared.split_kv import queries_are_few, split_bytes
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import ELEMENT_BYTES, layout_bytes, span_bytes, states_bytes
+from ..shared.workspace import layout_bytes, span_bytes, states_bytes
 from .knobs import knobs_of
 
 FEW_QUERIES = 129  # fewer wait for their keys

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from ...arch.spec import ArchSpec
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from . import engine
 from .coefficients import Coefficients
 from .estimates import Estimate, Usage
-from .tile_costs import ELEMENT_BYTES, WARP, StepCounts, round_cost, tile_cost
-from .workspace import SUM_BYTES, span_bytes
+from .tile_costs import WARP, StepCounts, round_cost, tile_cost
+from .workspace import span_bytes
 
 # What modifications add to a score, by counting instructions: results of ex2 and rcp, and fp32 work over that of a
 # softmax.
@@ -147,7 +148,7 @@ def reductions(problem: Problem, splits: int) -> list[int]:
     if splits > 1:
         rows = problem.batch * problem.heads_kv * problem.seqlen_k
         once = rows * (problem.padded_dim_qk + problem.padded_dim_v)
-        moved.append(once * (2 * splits * SUM_BYTES + ELEMENT_BYTES))  # written, read, added up
+        moved.append(once * (2 * splits * FP32_BYTES + ELEMENT_BYTES))  # written, read, added up
     return moved
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
 from ...core.candidate import Candidate
 from ...core.modifications import PACKED
+from ...core.sizes import ELEMENT_BYTES
 
-ELEMENT_BYTES = 2  # fp16 and bf16
 SWIZZLE_COLUMNS = 64  # head dims are held in whole blocks of so many columns
 ALIGNMENT_BYTES = 1024  # of a tile; the start of shared memory may lack it
 BARRIER_BYTES = 256

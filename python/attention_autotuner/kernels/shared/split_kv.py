@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ...arch.spec import ArchSpec
 from ...core.problem import Problem
-from .workspace import SUM_BYTES
+from ...core.sizes import FP32_BYTES
 
 HBM_SHARE = 0.9  # of the peak, that a copy reaches and keys that stream do
 MOST_SPLIT_ROWS = 2**31  # of all heads; more are never split
@@ -80,7 +80,7 @@ def split_bytes(problem: Problem, padded_dim_v: int, knobs: SplitKnobs) -> list[
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     if splits == 1 or rows >= MOST_SPLIT_ROWS:
         return []
-    return [splits * rows * columns * SUM_BYTES for columns in (padded_dim_v, 1)]
+    return [splits * rows * columns * FP32_BYTES for columns in (padded_dim_v, 1)]
 
 
 def rows_of_group(problem: Problem) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STATE_BYTES = 4  # of an element, fp32
-
 # As SuperChunks in host/super_chunks.cuh has them: CTAs that are enough, and pieces of each where they are fewer.
 ENOUGH_PIECES = 128
 MAX_PIECES = 4

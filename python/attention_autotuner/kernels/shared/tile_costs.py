@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from ...arch.spec import ArchSpec
 from .coefficients import Coefficients
 
-ELEMENT_BYTES = 2
 SCHEDULERS_PER_SM = 4
 WARP = 32
 MMA_FLOPS = 2 * 16 * 8 * 16  # one mma.sync m16n8k16

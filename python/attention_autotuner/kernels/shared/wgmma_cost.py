@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from ...arch.spec import ArchSpec
 from ...core.problem import Problem
+from ...core.sizes import ELEMENT_BYTES
 from . import engine
 from .coefficients import Coefficients
 from .estimates import Estimate, Usage
 from .kernel_cost import mask_bytes
-from .tile_costs import ELEMENT_BYTES
 
 # Rate of tiles of matrix products that neighbours load at the same time, over the spec's, by hand to products of
 # matrices on an H200 (benchmarks/results/nvidia-h200/records.jsonl.xz).

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 
 from ...core.modifications import TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
+from ...core.sizes import FP32_BYTES
 from .super_chunks import WHOLE_SEQUENCE, SuperChunks
 
-SUM_BYTES = 4  # fp32
-ELEMENT_BYTES = 2  # fp16 and bf16
 WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
 LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
 LSE_DELTA_SPARE = 2  # blocks of a packed sequence
@@ -55,7 +54,7 @@ def cut_of(
 def states_bytes(problem: Problem, cut: SuperChunks) -> int:
     """Bytes of the states of all super-chunks of retention."""
     heads = problem.extents[0] * problem.heads_q
-    return SUM_BYTES * heads * cut.slots * problem.dim_qk * problem.dim_v
+    return FP32_BYTES * heads * cut.slots * problem.dim_qk * problem.dim_v
 
 
 def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
@@ -88,7 +87,7 @@ def head_sums_bytes(problem: Problem) -> list[int]:
         return []
     batch, tokens, _ = problem.extents
     rows = batch * problem.heads_q * tokens
-    return [SUM_BYTES * rows * dim for dim in (problem.dim_qk, problem.dim_v)]
+    return [FP32_BYTES * rows * dim for dim in (problem.dim_qk, problem.dim_v)]
 
 
 def lse_delta_bytes(problem: Problem) -> int:
@@ -96,7 +95,7 @@ def lse_delta_bytes(problem: Problem) -> int:
     rows = (-(-problem.seqlen_q // LSE_DELTA_PADDING) + 1) * LSE_DELTA_PADDING
     if problem.packed:
         rows = count_blocks(problem, LSE_DELTA_PADDING, LSE_DELTA_SPARE) * LSE_DELTA_PADDING
-    return SUM_BYTES * ROW_VALUES * problem.extents[0] * problem.heads_q * rows
+    return FP32_BYTES * ROW_VALUES * problem.extents[0] * problem.heads_q * rows
 
 
 def count_blocks(problem: Problem, block: int, spare: int = 1, *, by_queries: bool = True) -> int:
@@ -130,7 +129,7 @@ def bias_sums_bytes(problem: Problem) -> int:
     reach = (TYPICAL_BIAS_DISTANCE + BIAS_TILE - 2) // BIAS_TILE
     near, heads = min(reach, blocks_k) + min(reach, blocks_q) + 1, problem.heads_q
     of_near, of_far = (min(blocks, -(-BIAS_CTAS // (heads * count))) for count in (near, 1))
-    return SUM_BYTES * BIAS_SUMS * heads * (near * of_near + 2 * of_far)
+    return FP32_BYTES * BIAS_SUMS * heads * (near * of_near + 2 * of_far)
 
 
 def span_bytes(problem: Problem) -> int:
@@ -145,5 +144,5 @@ def backward_bytes(problem: Problem, splits: int) -> int:
     """Bytes that every backward over scores takes: of LSE and delta, of partial dK and dV, and of spans."""
     # Partial dK and dV of CTAs that share a block of keys; none where a CTA has its block alone.
     rows = splits * problem.batch * problem.heads_kv * problem.seqlen_k if splits > 1 else 0
-    gradients = SUM_BYTES * rows * (problem.padded_dim_qk + problem.padded_dim_v)
+    gradients = FP32_BYTES * rows * (problem.padded_dim_qk + problem.padded_dim_v)
     return lse_delta_bytes(problem) + gradients + span_bytes(problem)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from ...core.modifications import PACKED
 from ...core.operation import Semantics, require
 from ...core.problem import Problem
+from ...core.sizes import FP32_BYTES
 
 MAX_SEQUENCES = 65535  # batch times heads: the second extent of a CUDA grid
-STATE_BYTES = 4  # fp32
 # Tokens that the reference holds scores of, generously; a state stands for the rest.
 SEEN_AT_ONCE = 1024
 PACKED_FORMS = ("auto", "chunkwise")  # a state for each sequence passes from chunk to chunk
@@ -83,7 +83,7 @@ class RetentionSemantics(Semantics):
         batch, of_q, of_k = problem.extents
         rows_q, rows_k = batch * problem.heads_q * of_q, batch * problem.heads_kv * of_k
         state = problem.batch * problem.heads_q * problem.dim_qk * problem.dim_v
-        states, dims = 2 * STATE_BYTES * state, problem.dim_qk + problem.dim_v
+        states, dims = 2 * FP32_BYTES * state, problem.dim_qk + problem.dim_v
         if problem.direction == "forward":
             return 2 * (rows_q + rows_k) * dims + states
         return 2 * (2 * rows_k * dims + rows_q * (dims + problem.dim_qk)) + 2 * states
