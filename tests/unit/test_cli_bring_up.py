@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from attention_autotuner import settings
-from attention_autotuner.arch import resolution
+from attention_autotuner.arch import resolution, resolve
 from attention_autotuner.cli import bringing_up, main
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Wrong
 from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.operations.gemm.problem import of_sizes
+from attention_autotuner.operations.registry import OPERATIONS
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning.class_pools import class_of
-from attention_autotuner.tuning.sweep_plan import make_plan
+from attention_autotuner.tuning.sweep_plan import BUILD_SECONDS, make_plan
 from attention_autotuner.tuning.sweeps import default_sweep, only
 from tests.conftest import REPOSITORY
 from tests.devices import H200
@@ -81,6 +84,19 @@ def test_more_cores_and_more_time_try_more_candidates() -> None:
     assert len(plan.candidates) == len(set(plan.candidates))
     assert {policy.default(problem) for problem in problems} <= set(plan.candidates)
     assert plan.seconds >= max(plan.build_seconds, plan.gpu_seconds)
+
+
+def test_the_build_of_every_kernel_has_its_seconds() -> None:
+    assert BUILD_SECONDS.keys() == {
+        (op, direction) for kernel in KERNELS.values() for op, direction, _ in kernel.serves
+    }
+    assert {op for op, _ in BUILD_SECONDS} == set(OPERATIONS)
+
+
+def test_products_of_matrices_are_planned() -> None:
+    plan = make_plan([of_sizes(4096, 4096, 4096)], resolve("H100"), budget_seconds=100, jobs=2)
+    assert {candidate.op for candidate in plan.candidates} == {"gemm"}
+    assert plan.build_seconds > 0
 
 
 # --- without a GPU --------------------------------------------------------------------------------

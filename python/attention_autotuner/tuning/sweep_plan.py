@@ -23,6 +23,7 @@ BUILD_SECONDS: dict[tuple[Op, Direction], float] = {
     ("retnet", "backward"): 12.0,
     ("retention", "forward"): 7.0,
     ("retention", "backward"): 10.0,
+    ("gemm", "forward"): 7.0,
 }
 VERIFY_SECONDS = 0.5  # a kernel
 RACE_SECONDS = 2.0  # of timing rounds a problem
