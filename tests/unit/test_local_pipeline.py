@@ -11,7 +11,7 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import A100
-from attention_autotuner.core.outcome import Ok
+from attention_autotuner.core.outcome import Crashed, Ok
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.launching import Inputs, Outputs
 from attention_autotuner.settings import Settings
@@ -29,6 +29,7 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.isolated import InProcess
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.rounds import FaultError
 from attention_autotuner.tuning.worker import Worker
 from tests.fake_tasks import HostDevice, Tasks
 
@@ -140,6 +141,16 @@ def test_a_race_measures_on_the_requested_device(
     figures = [[(t.name, t.outcome, t.median_us, t.ratio_to_best) for t in r] for r in timings]
     assert figures == [[("a", Ok(), 100.0, 1.0), ("b", Ok(), 200.0, pytest.approx(2.0))]] * 2
     assert chosen == [1]
+
+
+def test_an_error_in_process_is_a_fault_as_of_a_worker(
+    two_gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "use_device", lambda index, memory_bytes: None)
+    monkeypatch.setattr(measure, "TorchDevice", lambda device: HostDevice(device.index))
+    with pytest.raises(FaultError) as caught:
+        InProcess(0).call("prepare", nothing="known")
+    assert isinstance(caught.value.outcome, Crashed)
 
 
 def test_the_worker_ends_with_the_pipeline(two_gpus: None, tmp_path: Path) -> None:
