@@ -332,6 +332,7 @@ CLAIMING = [
     claiming(
         (64, 64), item("serial", 128, second_stages=1), DqShareSm90(dq_by="keys", ds_stages=1)
     ),
+    claiming((32, 32), item("serial", 128), DqShareSm90(dq_by="own", dq_add="stored")),
     claiming((112, 64), item("by_turns"), DqShareSm90(dq_by="keys", dq_add="stored")),
     claiming(
         (128, 128),

@@ -43,6 +43,9 @@ WGMMA: dict[str, Candidate] = {
     "wgmma-backward-claimed-swapped": _default(
         replace(GRADIENTS, seqlen_q=4096, seqlen_k=4096), (128, 128)
     ),
+    "wgmma-backward-long-steps": first(
+        GRADIENTS, (32, 32), lambda name: "c128s2x2_own2stored" in name and "dynamic" in name
+    ),
     "wgmma-backward-claimed-bulk": first(
         GRADIENTS, (96, 96), lambda name: "keys2bulk" in name and "dynamic" in name
     ),

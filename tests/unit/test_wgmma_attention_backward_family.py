@@ -69,6 +69,7 @@ def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) 
 @pytest.mark.parametrize(
     ("dims", "words", "share", "claimed_share"),
     [
+        ((32, 32), "fused_keys_g2c128s2x2", "_own2bulk", "_own2"),
         ((64, 64), "fused_keys_g2c64i3x2h", "_own1bulk", "_own2"),
         ((80, 80), "fused_keys_g2c64i3x2", "_own2queued", "_own2"),
         ((96, 96), "fused_keys_g2c64i3x2", "_own2queued", "_own2"),
@@ -91,6 +92,24 @@ def test_defaults_by_head_dim(
     assert few.knobs.label == f"{words}{share.replace('own2queued', 'own1bulk')}_lpt{early}"
     claimed = f"{words}{claimed_share}stored_raster_persistent{early}_dynamic"
     assert POLICY.default(causal).knobs.label == (claimed if share else few.knobs.label)
+
+
+def test_steps_are_long_where_dims_are_small_and_steps_many() -> None:
+    def block(dims: tuple[int, int] = (32, 32), seqlen: int = 2048, **options: Any) -> int:
+        problem = with_dims(dims, seqlen_q=seqlen, seqlen_k=seqlen, **options)
+        (shape,) = shapes(POLICY.default(problem))
+        return shape.knobs.block_columns
+
+    assert [block(seqlen=n) for n in (512, 1024, 2048)] == [64, 128, 128]
+    assert [block(seqlen=n, causal=True) for n in (512, 1024, 2048)] == [64, 64, 128]
+    assert [block(dims) for dims in ((16, 16), (24, 32), (32, 40), (48, 48))] == [128, 128, 64, 64]
+    assert block(deterministic=True) == 128
+    bent = {name: block(modifications=(name,), causal=True) for name in ("sinks", "alibi_slopes")}
+    assert bent == {"sinks": 128, "alibi_slopes": 128}
+    bent = {name: block(modifications=(name,)) for name in ("softcap", "attn_mask")}
+    assert bent == {"softcap": 64, "attn_mask": 64}
+    rows = {"batch": 8, "packed_rows": (8192, 8192)}
+    assert [block(causal=causal, **rows) for causal in (False, True)] == [128, 64]
 
 
 @pytest.mark.parametrize(

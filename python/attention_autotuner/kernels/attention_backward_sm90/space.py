@@ -210,17 +210,24 @@ def _points(
         feeds += (AHEAD, SERIAL)
     for cta_order in space.cta_orders:
         for mask_stages, (dq_by, block), of_pass, dq_add, early in product(
-            masks, space.shares, (fused, TURNS, AHEAD, SERIAL), space.dq_adds, space.early
+            masks,
+            suitability.in_order(problem, space.shares),
+            (fused, TURNS, AHEAD, SERIAL),
+            space.dq_adds,
+            space.early,
         ):
-            feeding = of_pass is fused or of_pass is other
+            long = suitability.is_long(problem, (dq_by, block))
+            if long and of_pass is not SERIAL:
+                continue
+            short = block <= SWAPPED_BLOCK or long
+            feeding = long or of_pass is fused or of_pass is other
             usual = cta_order == suitability.usual_order(problem, spec) and feeding
             if dq_add in STORED:
-                queues = problem.deterministic and suitability.may_queue(problem)
-                queues = queues and block <= SWAPPED_BLOCK
-                offered = queues if dq_add == "queued" else block in space.stored_blocks
+                queues = problem.deterministic and suitability.may_queue(problem) and short
+                offered = queues if dq_add == "queued" else long or block in space.stored_blocks
                 offered = offered and early and feeding and cta_order == "raster"
             elif dq_add == "bulk":
-                offered = not early or (usual and block <= SWAPPED_BLOCK)
+                offered = not early or (usual and short)
             else:
                 offered = not early and of_pass is not TURNS and block != SWAPPED_BLOCK
             if not offered:
@@ -277,17 +284,20 @@ def _claimed(
         feeds = AHEAD
         masks = MASK_STAGES if problem.mask == "explicit" else masks
     swapped = (SWAPPED_BLOCK,) if suitability.claims_longer_steps(problem) else ()
-    shares = [share for share in space.shares if share[1] in (64, *swapped)]
+    shares = [
+        share
+        for share in suitability.in_order(problem, space.shares)
+        if share[1] in (64, *swapped) or suitability.is_long(problem, share)
+    ]
     queues, free = suitability.may_queue(problem), not problem.deterministic
     adds = tuple(add for add in space.claimed_adds if (queues if add == "queued" else free))
     for dq_add, mask_stages, (dq_by, block) in product(adds, masks, shares):
         share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
+        fed = SERIAL if suitability.is_long(problem, (dq_by, block)) else feeds
         plain = BackwardPassSm90(
-            block_columns=block, issue_order=feeds[0][0], mask_stages=mask_stages
+            block_columns=block, issue_order=fed[0][0], mask_stages=mask_stages
         )
-        knobs = _fitted(
-            problem, spec, "fused", plain, feeds, "raster", dynamic=True, dq_share=share
-        )
+        knobs = _fitted(problem, spec, "fused", plain, fed, "raster", dynamic=True, dq_share=share)
         yield from _with_other_stages(problem, knobs, spec)
 
 
