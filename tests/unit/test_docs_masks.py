@@ -184,3 +184,54 @@ def test_gradients_and_patches_are_as_the_log_says() -> None:
         assert sentence.format(*figures) in text, sentence.format(*figures)
     readme = " ".join((REPOSITORY / "README.md").read_text(encoding="utf-8").split())
     assert f"a step took up to {short[1][1]:.1f} times as long as with SDPA's" in readme
+
+
+def test_steps_of_small_heads_are_as_the_log_says() -> None:
+    races = result("kernel_log_races")["attention_backward_sm90_small_heads"]
+    text = words_of("kernel_log.md")
+    long, even = "128, serial, 2 and 2 stages, 2 of dS", "64, interleaved, 4 and 4 stages, 2 of dS"
+
+    def ratio(shape: str, words: str = long) -> float:
+        us: dict[str, float] = next(x["us"] for x in races["races"] if x["shape"] == shape)
+        return next(t for name, t in us.items() if words in name) / next(iter(us.values()))
+
+    def ratios(where: str, words: str, *, causal: bool) -> list[float]:
+        return [
+            t / next(iter(x["us"].values()))
+            for x in races[where]
+            if x["shape"] in (["d32 causal", "d32 bwd"] if causal else ["d32"])
+            for name, t in x["us"].items()
+            if re.match(words, name)
+        ]
+
+    serial = (ratios("stages", re.escape(long), causal=causal) for causal in (True, False))
+    ahead = (ratios("stages", "128, S ahead", causal=causal) for causal in (True, False))
+    by_keys = ratios("orders", "128, .*keys", causal=True)
+    bent = [ratio(name) for name in ("sinks", "alibi_slopes", "bias_table", "prefix_lens")]
+    rows = [ratio(f"b1 s16384{causal}") for causal in (" causal", "")]
+    rows += [ratio(f"b8 s2048{causal}") for causal in (" causal", "")]
+    rows += [ratio(f"b32 s512{causal}") for causal in (" causal", "")]
+    for sentence, figures in (
+        (
+            "4 and 4 {:.2f} causal and {:.2f} without a mask",
+            [ratios("stages", even, causal=causal)[0] for causal in (True, False)],
+        ),
+        ("{:.2f} causal and {:.2f} without a mask;", [x[0] for x in serial]),
+        (
+            "{:.2f} and {:.2f} with 16k tokens, {:.2f} and {:.2f} with 2k, {:.2f} and {:.2f} with 512",
+            rows,
+        ),
+        ("a bias and prefixes {:.2f} to {:.2f},", [min(bent), max(bent)]),
+        ("four query heads a head of keys {:.2f},", [ratio("gqa")]),
+        ("deterministic {:.2f} and {:.2f};", [ratio("det causal"), ratio("det")]),
+        (
+            "but {:.2f} with a softcap, {:.2f} with a mask, {:.2f} packed",
+            [ratio("softcap"), ratio("attn_mask"), ratio("packed")],
+        ),
+        (
+            "{:.2f} to {:.2f} causal, {:.2f} to {:.2f} without a mask",
+            [end(x) for x in ahead for end in (min, max)],
+        ),
+        ("{:.2f} to {:.2f} |", [min(by_keys), max(by_keys)]),
+    ):
+        assert sentence.format(*figures) in text, sentence.format(*figures)

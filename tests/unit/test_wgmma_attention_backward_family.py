@@ -108,7 +108,7 @@ def test_steps_are_long_where_dims_are_small_and_steps_many() -> None:
     assert bent == {"sinks": 128, "alibi_slopes": 128}
     bent = {name: block(modifications=(name,)) for name in ("softcap", "attn_mask")}
     assert bent == {"softcap": 64, "attn_mask": 64}
-    rows = {"batch": 8, "packed_rows": (8192, 8192)}
+    rows: dict[str, Any] = {"batch": 8, "packed_rows": (8192, 8192)}
     assert [block(causal=causal, **rows) for causal in (False, True)] == [128, 64]
 
 

@@ -183,7 +183,7 @@ def is_long(problem: Problem, share: Share) -> bool:
 
 
 def in_order(problem: Problem, shares: Sequence[Share]) -> Sequence[Share]:
-    """Who computes shares of dQ, and the queries of a step: the longest steps first where they are the fastest."""
+    """The same shares of dQ, that of the longest steps first where it is the fastest."""
     slow = {"softcap", "attn_mask"} & set(problem.compiled_modifications)
     many_steps = problem.seqlen_q >= LONG_STEP_ROWS[problem.causal]
     if slow or not many_steps or (problem.packed and problem.causal):
