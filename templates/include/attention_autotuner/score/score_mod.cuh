@@ -15,7 +15,8 @@ enum class ScoreMod {
 };
 
 // Attention's params as far as ABI 1002 to 1006 have them: kernels that read no later field take these, so that
-// the later ones change no machine code of theirs.
+// the later ones change no machine code of theirs. Each version adds fields to the one before it, at the places that
+// they have in the C struct (tests/build/test_params_versions.py compares all of them).
 struct AttentionForwardParams1002 {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -24,25 +25,11 @@ struct AttentionForwardParams1002 {
   int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
   float softmax_scale;
 };
-struct AttentionForwardParams1003 {
-  uint32_t struct_size;
-  uint32_t abi_version;
-  attention_autotuner_tensor q, k, v, o;
-  float* lse;
-  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
-  float softmax_scale;
+struct AttentionForwardParams1003 : AttentionForwardParams1002 {
   int32_t const *seqlens_k, *starts_k;
   int32_t causal_from_end, splits;
 };
-struct AttentionForwardParams1004 {
-  uint32_t struct_size;
-  uint32_t abi_version;
-  attention_autotuner_tensor q, k, v, o;
-  float* lse;
-  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
-  float softmax_scale;
-  int32_t const *seqlens_k, *starts_k;
-  int32_t causal_from_end, splits;
+struct AttentionForwardParams1004 : AttentionForwardParams1003 {
   int32_t window_left, window_right;
   float softcap;
   int32_t alibi_per_batch;
@@ -51,22 +38,7 @@ struct AttentionForwardParams1004 {
   int64_t attn_mask_stride_column;
   int32_t attn_mask_kind;
 };
-struct AttentionForwardParams1005 {
-  uint32_t struct_size;
-  uint32_t abi_version;
-  attention_autotuner_tensor q, k, v, o;
-  float* lse;
-  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
-  float softmax_scale;
-  int32_t const *seqlens_k, *starts_k;
-  int32_t causal_from_end, splits;
-  int32_t window_left, window_right;
-  float softcap;
-  int32_t alibi_per_batch;
-  float const *alibi_slopes, *sinks;
-  attention_autotuner_tensor attn_mask;
-  int64_t attn_mask_stride_column;
-  int32_t attn_mask_kind;
+struct AttentionForwardParams1005 : AttentionForwardParams1004 {
   int32_t const *cu_seqlens_q, *cu_seqlens_k;
   int32_t total_q, total_k;
 };
@@ -78,13 +50,7 @@ struct AttentionBackwardParams1002 {
   int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
   float softmax_scale;
 };
-struct AttentionBackwardParams1004 {
-  uint32_t struct_size;
-  uint32_t abi_version;
-  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
-  float const *lse, *dlse;
-  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
-  float softmax_scale;
+struct AttentionBackwardParams1004 : AttentionBackwardParams1002 {
   int32_t window_left, window_right;
   float softcap;
   int32_t alibi_per_batch;
@@ -94,81 +60,26 @@ struct AttentionBackwardParams1004 {
   int32_t attn_mask_kind;
   float* dsinks;
 };
-struct AttentionBackwardParams1005 {
-  uint32_t struct_size;
-  uint32_t abi_version;
-  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
-  float const *lse, *dlse;
-  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
-  float softmax_scale;
-  int32_t window_left, window_right;
-  float softcap;
-  int32_t alibi_per_batch;
-  float const *alibi_slopes, *sinks;
-  attention_autotuner_tensor attn_mask;
-  int64_t attn_mask_stride_column;
-  int32_t attn_mask_kind;
-  float* dsinks;
+struct AttentionBackwardParams1005 : AttentionBackwardParams1004 {
   int32_t const *cu_seqlens_q, *cu_seqlens_k;
   int32_t total_q, total_k, causal_from_end;
 };
-struct AttentionBackwardParams1006 {
-  uint32_t struct_size;
-  uint32_t abi_version;
-  attention_autotuner_tensor q, k, v, o, dout, dq, dk, dv;
-  float const *lse, *dlse;
-  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
-  float softmax_scale;
-  int32_t window_left, window_right;
-  float softcap;
-  int32_t alibi_per_batch;
-  float const *alibi_slopes, *sinks;
-  attention_autotuner_tensor attn_mask;
-  int64_t attn_mask_stride_column;
-  int32_t attn_mask_kind;
-  float* dsinks;
-  int32_t const *cu_seqlens_q, *cu_seqlens_k;
-  int32_t total_q, total_k, causal_from_end;
+struct AttentionBackwardParams1006 : AttentionBackwardParams1005 {
   float const* bias_table;
   int32_t bias_distance;
   float* dbias_table;
   int32_t const *document_ids, *prefix_lens;
 };
-static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
-                  offsetof(AttentionForwardParams1002, softmax_scale) ==
-                      offsetof(attention_autotuner_attention_forward_params, softmax_scale) &&
-                  sizeof(AttentionForwardParams1003) ==
-                      offsetof(attention_autotuner_attention_forward_params, window_left) &&
-                  offsetof(AttentionForwardParams1003, splits) ==
-                      offsetof(attention_autotuner_attention_forward_params, splits) &&
-                  sizeof(AttentionBackwardParams1002) ==
-                      offsetof(attention_autotuner_attention_backward_params, window_left) &&
-                  offsetof(AttentionBackwardParams1002, softmax_scale) ==
-                      offsetof(attention_autotuner_attention_backward_params, softmax_scale),
-              "1002 and 1003 are prefixes of the present params");
-static_assert(sizeof(AttentionForwardParams1004) ==
-                      offsetof(attention_autotuner_attention_forward_params, cu_seqlens_q) &&
-                  offsetof(AttentionForwardParams1004, attn_mask_kind) ==
-                      offsetof(attention_autotuner_attention_forward_params, attn_mask_kind) &&
-                  sizeof(AttentionBackwardParams1004) ==
-                      offsetof(attention_autotuner_attention_backward_params, cu_seqlens_q) &&
-                  offsetof(AttentionBackwardParams1004, dsinks) ==
-                      offsetof(attention_autotuner_attention_backward_params, dsinks),
-              "1004 is a prefix of the present params");
-static_assert(sizeof(AttentionForwardParams1005) ==
-                      offsetof(attention_autotuner_attention_forward_params, bias_table) &&
-                  offsetof(AttentionForwardParams1005, total_k) ==
-                      offsetof(attention_autotuner_attention_forward_params, total_k) &&
-                  sizeof(AttentionBackwardParams1005) ==
-                      offsetof(attention_autotuner_attention_backward_params, bias_table) &&
-                  offsetof(AttentionBackwardParams1005, causal_from_end) ==
-                      offsetof(attention_autotuner_attention_backward_params, causal_from_end),
-              "1005 is a prefix of the present params");
-static_assert(sizeof(AttentionBackwardParams1006) ==
-                      offsetof(attention_autotuner_attention_backward_params, dattn_mask) &&
-                  offsetof(AttentionBackwardParams1006, prefix_lens) ==
-                      offsetof(attention_autotuner_attention_backward_params, prefix_lens),
-              "1006 is a prefix of the present params");
+static_assert(
+    sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
+        sizeof(AttentionForwardParams1003) == offsetof(attention_autotuner_attention_forward_params, window_left) &&
+        sizeof(AttentionForwardParams1004) == offsetof(attention_autotuner_attention_forward_params, cu_seqlens_q) &&
+        sizeof(AttentionForwardParams1005) == offsetof(attention_autotuner_attention_forward_params, bias_table) &&
+        sizeof(AttentionBackwardParams1002) == offsetof(attention_autotuner_attention_backward_params, window_left) &&
+        sizeof(AttentionBackwardParams1004) == offsetof(attention_autotuner_attention_backward_params, cu_seqlens_q) &&
+        sizeof(AttentionBackwardParams1005) == offsetof(attention_autotuner_attention_backward_params, bias_table) &&
+        sizeof(AttentionBackwardParams1006) == offsetof(attention_autotuner_attention_backward_params, dattn_mask),
+    "1002 to 1006 are prefixes of the present params");
 
 // Params of kernels that are compiled for spans, with those that a kernel before them has found: see common/spans.cuh.
 template <typename Abi>
