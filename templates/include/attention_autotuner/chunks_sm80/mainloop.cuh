@@ -171,9 +171,8 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
         for (int half = 0; half < 2; ++half) {
           float const(&tile)[4] = scores[i][j];
           float const(&factor)[2] = factors[lag(i / T::kDepthWarps, half, j)];
-          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(place.at(16 * i + 8 * half, 8 * j)),
-                       "r"(pack_pair<Element>(tile[2 * half] * factor[0], tile[2 * half + 1] * factor[1]))
-                       : "memory");
+          store_shared(place.at(16 * i + 8 * half, 8 * j),
+                       pack_pair<Element>(tile[2 * half] * factor[0], tile[2 * half + 1] * factor[1]));
         }
       }
     }
@@ -233,9 +232,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 #pragma unroll
       for (int n = 0; n < Tiles; ++n) {
         float const(&v)[4] = sum[i][n];
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(place(me, i / T::kDepthWarps, owner, n)),
-                     "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
-                     : "memory");
+        store_shared_float4(place(me, i / T::kDepthWarps, owner, n), {v[0], v[1], v[2], v[3]});
       }
     }
     named_barrier(1 + column_warp(), 32 * T::kDepthWarps);
@@ -246,13 +243,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
       for (int other = 1; other < T::kDepthWarps; ++other) {
 #pragma unroll
         for (int n = 0; n < Tiles; ++n) {
-          float v[4];
-          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                       : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                       : "r"(place((me + other) % T::kDepthWarps, i / T::kDepthWarps, me, n))
-                       : "memory");
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sum[i][n][e] += v[e];
+          add_shared_float4(sum[i][n], place((me + other) % T::kDepthWarps, i / T::kDepthWarps, me, n));
         }
       }
     }

@@ -30,8 +30,41 @@ __device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
   return value;
 }
 
+// Adds four floats to those of an accumulator.
+__device__ __forceinline__ void add_shared_float4(float (&sum)[4], uint32_t address) {
+  float4 const value = load_shared_float4(address);
+  sum[0] += value.x, sum[1] += value.y, sum[2] += value.z, sum[3] += value.w;
+}
+
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+// Four words, at a multiple of 16 bytes.
+__device__ __forceinline__ uint4 load_shared_four(uint32_t address) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
+}
+
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(word) : "memory");
+}
+
+// Four words, at a multiple of 16 bytes.
+__device__ __forceinline__ void store_shared_four(uint32_t address, uint4 words) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_float(uint32_t address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(address), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_float2(uint32_t address, float2 value) {

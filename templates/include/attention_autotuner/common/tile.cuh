@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner {
@@ -68,9 +69,7 @@ __device__ __forceinline__ void copy_chunk(uint32_t destination, void const* sou
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = uint32_t(halves[2 * i]) | uint32_t(halves[2 * i + 1]) << 16;
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(destination), "r"(words[0]), "r"(words[1]),
-                 "r"(words[2]), "r"(words[3])
-                 : "memory");
+    store_shared_four(destination, {words[0], words[1], words[2], words[3]});
   }
 }
 

@@ -125,15 +125,11 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     }
   }
   __device__ __forceinline__ void send_p(uint32_t const (&p)[4], int part, int step, int i) const {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(part, step, i)), "r"(p[0]), "r"(p[1]),
-                 "r"(p[2]), "r"(p[3])
-                 : "memory");
+    store_shared_four(exchange(part, step, i), {p[0], p[1], p[2], p[3]});
   }
   __device__ __forceinline__ void receive_p(uint32_t (&p)[4], int part, int step, int i) const {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
-                 : "r"(exchange(part, step, i))
-                 : "memory");
+    uint4 const words = load_shared_four(exchange(part, step, i));
+    p[0] = words.x, p[1] = words.y, p[2] = words.z, p[3] = words.w;
   }
   // Where this lane stores dS^T of a slot.
   __device__ __forceinline__ uint32_t ds_address(int slot) const {

@@ -165,12 +165,8 @@ __device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> c
     int const in_warp = unit / ColumnTiles, chunk = unit % ColumnTiles * kChunk;
     int const global_row = row + warp_row + in_warp;
     if (global_row < rows && column + chunk < columns) {
-      uint4 words;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(tile + Tile::offset(warp_row + in_warp, chunk))
-                   : "memory");
-      *reinterpret_cast<uint4*>(out + int64_t(global_row) * tensor.stride_row + chunk) = words;
+      *reinterpret_cast<uint4*>(out + int64_t(global_row) * tensor.stride_row + chunk) =
+          load_shared_four(tile + Tile::offset(warp_row + in_warp, chunk));
     }
   }
 }

@@ -238,11 +238,7 @@ struct RowPassWarp : PassWarp<Traits> {
         uint32_t const address =
             smem + (((warp() % T::kWarps) * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane_here() * 16;
         float (&v)[4] = sum[i][j];
-        if (gives) {
-          asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]),
-                       "f"(v[3])
-                       : "memory");
-        }
+        if (gives) store_shared_float4(address, {v[0], v[1], v[2], v[3]});
       }
     }
     __syncthreads();
@@ -252,13 +248,7 @@ struct RowPassWarp : PassWarp<Traits> {
 #pragma unroll
         for (int j = 0; j < T::kResultTiles; ++j) {
           uint32_t const address = smem + ((warp() * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane_here() * 16;
-          float v[4];
-          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                       : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                       : "r"(address)
-                       : "memory");
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sum[i][j][e] += v[e];
+          add_shared_float4(sum[i][j], address);
         }
       }
     }

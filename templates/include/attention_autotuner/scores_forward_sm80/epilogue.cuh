@@ -3,6 +3,7 @@
 
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/scores_forward_sm80/warp.cuh"
@@ -73,9 +74,8 @@ __device__ __forceinline__ void write_output(Warp& w) {
       }
 #pragma unroll
       for (int j = 0; j < T::kColumnTiles; ++j) {
-        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(w.smem + Tile::offset(row, first_column + 8 * j)),
-                     "r"(pack_pair<Element>(w.o[i][j][2 * half] * factor, w.o[i][j][2 * half + 1] * factor))
-                     : "memory");
+        store_shared(w.smem + Tile::offset(row, first_column + 8 * j),
+                     pack_pair<Element>(w.o[i][j][2 * half] * factor, w.o[i][j][2 * half + 1] * factor));
       }
     }
   }
@@ -96,11 +96,7 @@ __device__ __forceinline__ void write_output(Warp& w) {
   for (int chunk = thread_index() % kWriters; chunk < kRows * kChunks; chunk += kWriters) {
     int const row = first_row + chunk / kChunks, column = chunk % kChunks * kChunk;
     if (w.row_exists(tile, row) && value0 + column < params.dim_v) {
-      uint4 words;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                   : "r"(w.smem + Tile::offset(row, column))
-                   : "memory");
+      uint4 const words = load_shared_four(w.smem + Tile::offset(row, column));
       int64_t const head = T::kPackGqa ? w.head_of(tile, row) * params.o.stride_head : 0;
       *reinterpret_cast<uint4*>(out + head + int64_t(w.query_of(tile, row)) * params.o.stride_row + column) = words;
     }

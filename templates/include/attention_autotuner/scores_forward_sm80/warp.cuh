@@ -194,10 +194,7 @@ struct ForwardWarp : ForwardRows<Config> {
     uint32_t const keep = score_scale(params) == 0.0f ? 0u : 0xffffffffu;
     for (int word = thread_index(); word < T::TileQ::kBytes / 4; word += T::kThreads) {
       uint32_t const address = smem + T::kQOffset + 4 * word;
-      uint32_t value;
-      asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
-      value = (value ^ 0x80008000u) & keep;
-      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
+      store_shared(address, (load_shared(address) ^ 0x80008000u) & keep);
     }
     __syncthreads();
   }
@@ -382,9 +379,7 @@ struct ForwardWarp : ForwardRows<Config> {
           uint32_t const address =
               smem + T::kPOffset +
               T::TileP::offset(row_in_block(i, half), warp_n() * 8 * T::kKeyTiles + 8 * j + 2 * (lane_here() & 3));
-          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address),
-                       "r"(pack_pair<Element>(s[i][j][2 * half], s[i][j][2 * half + 1]))
-                       : "memory");
+          store_shared(address, pack_pair<Element>(s[i][j][2 * half], s[i][j][2 * half + 1]));
         }
       }
     }

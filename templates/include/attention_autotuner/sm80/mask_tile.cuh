@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 
@@ -24,9 +25,7 @@ __device__ __forceinline__ void copy_chunk_start(uint32_t destination, uint16_t 
     for (int i = 0; i < kChunk; ++i) {
       if (i < elements) words[i / 2] |= uint32_t(source[i]) << 16 * (i % 2);
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(destination), "r"(words[0]), "r"(words[1]),
-                 "r"(words[2]), "r"(words[3])
-                 : "memory");
+    store_shared_four(destination, {words[0], words[1], words[2], words[3]});
   }
 }
 

@@ -1,6 +1,7 @@
 // Where a warp stands in a CTA whose warps split the rows of a tile, and how the warps that share rows exchange values.
 #pragma once
 
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner {
@@ -32,9 +33,7 @@ struct RowWarps {
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if ((lane_here() & 3) == 0) {
-          asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(exchange(warp_n(), i, half)), "f"(value[i][half]) : "memory");
-        }
+        if ((lane_here() & 3) == 0) store_shared_float(exchange(warp_n(), i, half), value[i][half]);
       }
     }
     row_barrier();
@@ -44,11 +43,7 @@ struct RowWarps {
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int other = 1; other < T::kWarpsN; ++other) {
-          float theirs;
-          asm volatile("ld.shared.f32 %0, [%1];\n"
-                       : "=f"(theirs)
-                       : "r"(exchange((warp_n() + other) % T::kWarpsN, i, half))
-                       : "memory");
+          float const theirs = load_shared_float(exchange((warp_n() + other) % T::kWarpsN, i, half));
           value[i][half] = combine(value[i][half], theirs);
         }
       }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 
@@ -19,15 +20,14 @@ struct TileSlot {
   __device__ __forceinline__ uint32_t word() const { return smem + T::kTileSlotOffset + 4 * slot; }
   __device__ __forceinline__ void write(int index, int phase) const {
     wait(empty(), phase ^ 1);
-    asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(word()), "r"(index) : "memory");
+    store_shared(word(), uint32_t(index));
     arrive(full());
   }
   // `Warp`: all lanes of a warp call.
   template <bool Warp>
   __device__ __forceinline__ int read(int phase) const {
     wait(full(), phase);
-    uint32_t index;
-    asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(index) : "r"(word()) : "memory");
+    uint32_t const index = load_shared(word());
     if (!Warp || warp_arrives()) arrive_after(index, empty());
     return Warp ? __shfl_sync(0xffffffffu, int(index), 0) : int(index);
   }
