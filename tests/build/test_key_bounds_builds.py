@@ -62,10 +62,14 @@ def test_it_compiles_and_asks_for_the_abi_with_bounds(
 
 def test_kernels_of_wgmma_are_right_on_the_emulated_machine(tmp_path: Path) -> None:
     mutants = {
-        "not_cleared": ("attention_forward_sm90/producer.cuh", "clear_v(v.stage, rows);", ""),
-        "not_fenced": (
+        "not_cleared": (
             "attention_forward_sm90/producer.cuh",
-            "fence_view_async_shared();\n    __syncwarp();",
+            "clear_rows_from<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), rows);",
+            "",
+        ),
+        "not_fenced": (
+            "sm90/tma.cuh",
+            "fence_view_async_shared();\n  __syncwarp();",
             "__syncwarp();",
         ),
     }

@@ -78,7 +78,12 @@ MISTAKES = {
         "return begin(sequence) / Block + sequence * Spare;",
         "return begin(sequence) / Block;",
     ),
-    "v_not_cleared": ("sm90", "attention_forward_sm90/producer.cuh", "clear_v(v.stage, rows);", ""),
+    "v_not_cleared": (
+        "sm90",
+        "attention_forward_sm90/producer.cuh",
+        "clear_rows_from<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), rows);",
+        "",
+    ),
     "queries_not_cleared": (
         "fused",
         "attention_backward_sm90/producer.cuh",

@@ -7,10 +7,12 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_forward_sm90/kernel.cuh"
+#include "attention_autotuner/common/packed_heads.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/split_kv.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -61,45 +63,28 @@ struct AttentionForwardSm90Entry {
     if constexpr (T::kSpanned) return count_spans<false>(p);
     return 0;
   }
-  static int64_t rows(Params const& p) { return int64_t(p.batch) * p.heads_q * p.seqlen_q; }
-  // The splits of a launch: no more than there are tiles of keys. Each has results of all rows.
-  static int splits(Params const& p) {
-    if constexpr (T::kSplitKv) {
-      if (rows(p) <= INT32_MAX) return maximum(1, minimum(p.splits, divide_up(p.seqlen_k, T::kBlockN)));
-    }
-    return 1;
-  }
-
+  using Splits = SplitKv<T::kSplitKv, T::kBlockN, T::kColumns, Params>;
   struct Workspace : WorkspaceLayout {
     int* claimed;
-    float *partial_output, *partial_lse;
+    typename Splits::Partial partial;
     BlockList listed;
     int2* spans;
     Workspace(void* base, Params const& p)
         : WorkspaceLayout(base),
           claimed(this->template take<int>(kDynamic, 1)),
-          partial_output(this->template take<float>(splits(p) > 1, splits(p) * rows(p) * T::kColumns)),
-          partial_lse(this->template take<float>(splits(p) > 1, splits(p) * rows(p))),
+          partial(*this, p),
           listed{this->template take<ListedBlock>(T::kPacked, row_blocks_of(p, T::kBlockM)),
                  this->template take<int>(T::kPacked, 1)},
           spans(this->template take<int2>(T::kSpanned, spans_of(p))) {}
   };
   static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
 
-  // Heads of a group that a tile packs: as many as divide the group, and its rows hold.
-  static int packed_heads(Params const& p) {
-    if (!T::kPackGqa || p.q.stride_head == 0) return 1;
-    int const group = p.heads_q / p.heads_kv;
-    int heads = minimum(group, T::kBlockM);
-    while (group % heads != 0) --heads;
-    return heads;
-  }
-  static PackedRows packed_rows(Params const& p) {
-    int const heads = packed_heads(p), queries = T::kBlockM / heads;
-    return {Divider::by(heads), queries, heads * queries};
+  // Of heads of one stride 0, a tile packs one.
+  static PackedHeads packed_heads(Params const& p) {
+    return PackedHeads::of(T::kPackGqa && p.q.stride_head != 0, p.heads_q / p.heads_kv, T::kBlockM);
   }
   // The descriptor of Q as packed rows: [batch, groups of heads, queries, heads of a group, columns].
-  static bool describe_packed(TmaTensor& described, Params const& p, PackedRows const& packed) {
+  static bool describe_packed(TmaTensor& described, Params const& p, PackedHeads const& packed) {
     int const heads = packed.heads.divisor, groups = p.heads_q / heads;
     described.head_step = groups > 1 && p.q.stride_head != 0;
     described.batch_step = p.batch > 1 && p.q.stride_batch != 0;
@@ -160,7 +145,7 @@ struct AttentionForwardSm90Entry {
     return int(T::kPacked || longest_last(p) ? std::fmin(power, double(most)) : 1.0) * sharing * group;
   }
   // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
-  static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
+  static WorkList work_list(Params const& p, PackedHeads const& packed, int row_blocks, int* claimed) {
     int const packed_heads = p.heads_q / packed.heads.divisor, group = packed_heads / p.heads_kv;
     int const heads_q = packed_heads * T::kVSlices, heads = heads_q * batch_of<T::kPacked>(p);
     int const section = section_heads(p, group * T::kVSlices), all = heads * row_blocks;
@@ -170,7 +155,7 @@ struct AttentionForwardSm90Entry {
     bool const short_last = rest > 0 && rest <= T::kBlockM - softmax_forward::kWarpgroupRows;
     if (T::kMasked && !longest_last(p) && row_blocks > 1 && short_last) row_blocks = p.seqlen_q / T::kBlockM;
     int const tiles = heads * row_blocks;
-    return {all * splits(p),
+    return {all * Splits::count(p),
             row_blocks,
             sections,
             longest_last(p),
@@ -180,17 +165,8 @@ struct AttentionForwardSm90Entry {
             Divider::by(T::kMasked ? p.batch * T::kVSlices : heads_q),
             Divider::by(group),
             Divider::by(tiles),
-            Divider::by(splits(p)),
+            Divider::by(Splits::count(p)),
             claimed};
-  }
-
-  // The second kernel of a launch with splits.
-  static int32_t launch_combine(Params const& p, Workspace const& buffers, cudaStream_t stream) {
-    SplitResults const results{buffers.partial_output,  buffers.partial_lse,    splits(p), int(rows(p)),
-                               Divider::by(p.seqlen_q), Divider::by(p.heads_q), p.o.data,  p.o.stride_batch,
-                               p.o.stride_head,         p.o.stride_row,         p.dim_v,   p.lse};
-    return EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_combine<Config>,
-                              divide_up(int(rows(p)), kCombineRows), kCombineThreads, 0, stream, results);
   }
 
   // The slices of a tile of rows as a cluster.
@@ -239,10 +215,11 @@ struct AttentionForwardSm90Entry {
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     Arguments arguments;
-    PackedRows const packed = arguments.packed = packed_rows(p);
+    PackedHeads const packed = arguments.packed = packed_heads(p);
     int const row_blocks = row_blocks_of(p, packed.queries), batch = batch_of<T::kPacked>(p);
     int const rows_q = rows_of_queries<T::kPacked>(p), rows_k = rows_of_keys<T::kPacked>(p);
-    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * batch * splits(p);
+    int64_t const tiles =
+        int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * batch * Splits::count(p);
     if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     bool const described =
         (T::kPackGqa
@@ -255,9 +232,9 @@ struct AttentionForwardSm90Entry {
     if (!described || !take_scores(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     Workspace const buffers(workspace, p);
     static_cast<WorkList&>(arguments.list) = work_list(p, packed, T::kPacked ? 1 : row_blocks, buffers.claimed);
-    arguments.partial_output = buffers.partial_output;
-    arguments.partial_lse = buffers.partial_lse;
-    arguments.partial_rows = rows(p);
+    arguments.partial_output = buffers.partial.output;
+    arguments.partial_lse = buffers.partial.lse;
+    arguments.partial_rows = Splits::rows(p);
     arguments.output = p.o.data;
     arguments.stride_batch = p.o.stride_batch;
     arguments.stride_head = p.o.stride_head;
@@ -294,8 +271,11 @@ struct AttentionForwardSm90Entry {
       softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
       started = cuda_status(cudaGetLastError());
     }
-    if (started != ATTENTION_AUTOTUNER_OK || splits(p) == 1) return started;
-    if constexpr (T::kSplitKv) return launch_combine(p, buffers, stream);
+    if (started != ATTENTION_AUTOTUNER_OK || Splits::count(p) == 1) return started;
+    if constexpr (T::kSplitKv) {
+      return EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_combine<Config>, Splits::combine_ctas(p),
+                                kCombineThreads, 0, stream, Splits::results(p, buffers.partial));
+    }
     return ATTENTION_AUTOTUNER_OK;
   }
 

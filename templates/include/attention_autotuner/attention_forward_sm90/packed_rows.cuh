@@ -1,24 +1,13 @@
-// Packed rows: the queries of all heads that share a head of K and V, as rows of one tile.
-//
-// Row r of a tile is query r / heads of its queries, and head r % heads. Where the heads of a group do not divide the
-// tile, its last rows are empty.
+// Tiles of packed rows (common/packed_heads.cuh) in shared memory.
 #pragma once
-
-#include <cuda.h>
 
 #include <cstdint>
 
-#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
-
-struct PackedRows {
-  Divider heads;  // that a tile packs: all of a group, or the most that divide it and fit
-  int queries;    // of a tile
-  int rows;       // heads by queries
-};
 
 // Tiles of keys, counted from the first key; at least one.
 struct KeyTiles {
@@ -45,7 +34,7 @@ __device__ __forceinline__ void load_packed_rows(uint32_t target, TmaTensor cons
 __device__ __forceinline__ void clear_rows(uint32_t block, int first, int end, int threads) {
   uint32_t const stop = block + end * kSwizzleRowBytes;
   for (uint32_t at = block + first * kSwizzleRowBytes + 16 * threadIdx.x; at < stop; at += 16 * threads) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(at), "r"(0) : "memory");
+    store_shared_four(at, {0, 0, 0, 0});
   }
 }
 

@@ -9,6 +9,7 @@
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
 #include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/common/packed_heads.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/spans.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -41,7 +42,7 @@ struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>,
                                        MaskTensorArguments<kAttnMask> {
   TmaTensor q, k, v, o, mask;
   WorkListOf<kPacked> list;
-  PackedRows packed;
+  PackedHeads packed;
   void* output;
   int64_t stride_batch, stride_head, stride_row;  // of the output
   float* lse;
@@ -235,7 +236,9 @@ struct AttentionForwardSm90Stages {
           fill(smem + T::kBoundedOffset);
           wait(smem + T::kBoundedOffset, phase);
           phase ^= 1;
-          clear_v(v.stage, rows);
+          // Where a range ends inside the tensor, memory may hold anything there, and 0 times NaN is NaN; of K it does
+          // not matter, as scores are replaced.
+          clear_rows_from<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), rows);
           if (lane_index() == 0) arrive(full(T::kVBarrier, v.stage));
         } else {
           fill(full(T::kVBarrier, v.stage));
@@ -244,20 +247,6 @@ struct AttentionForwardSm90Stages {
       }
     } while (sequence.template next<T::kClearsV>());
     if constexpr (T::kSplitKv) launch_dependent_grids();
-  }
-  // Clears what lies beyond the first rows of a tile of V that has come. Where a range ends inside the tensor, memory
-  // may hold anything there, and 0 times NaN is NaN; of K it does not matter, as scores are replaced.
-  __device__ __forceinline__ void clear_v(int stage, int rows) const {
-#pragma unroll 1
-    for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
-      uint32_t const tile = v_tile(stage) + block * T::kBlockN * kSwizzleRowBytes;
-#pragma unroll 1
-      for (int at = rows * kSwizzleRowBytes + 16 * lane_index(); at < T::kBlockN * kSwizzleRowBytes; at += 16 * 32) {
-        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(tile + at), "r"(0) : "memory");
-      }
-    }
-    fence_view_async_shared();
-    __syncwarp();
   }
   __device__ __forceinline__ void load_mask() const {
     TileSequence<T> sequence(arguments.list, smem);

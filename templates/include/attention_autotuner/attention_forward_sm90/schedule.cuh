@@ -80,20 +80,6 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
           0};
 }
 
-// Position in a ring of stages.
-template <int Stages>
-struct RingCursor {
-  int stage = 0, phase = 0;
-  __device__ __forceinline__ void advance() {
-    if constexpr (Stages == 1) {
-      phase ^= 1;
-    } else if (++stage == Stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 // The sequence of tiles of one CTA as one of its readers sees it. In a dynamic schedule the thread that loads K claims
 // the next tile when it has almost loaded one, not earlier: claims a whole tile ahead cost causal launches up to a
 // tenth. The others read its index from a ring of two slots in shared memory.

@@ -34,21 +34,24 @@ struct SplitKv {
           lse(layout.take<float>(count(p) > 1, count(p) * rows(p))) {}
   };
 
-  // The second kernel of a launch with splits.
+  // The second kernel of a launch with splits: what it takes, and its CTAs of kCombineThreads.
+  static SplitResults results(Params const& p, Partial const& partial) {
+    return {partial.output,
+            partial.lse,
+            count(p),
+            int(rows(p)),
+            Divider::by(p.seqlen_q),
+            Divider::by(p.heads_q),
+            p.o.data,
+            p.o.stride_batch,
+            p.o.stride_head,
+            p.o.stride_row,
+            p.dim_v,
+            p.lse};
+  }
+  static int combine_ctas(Params const& p) { return divide_up(int(rows(p)), kCombineRows); }
   static int32_t combine(void (*kernel)(SplitResults), Params const& p, Partial const& partial, cudaStream_t stream) {
-    SplitResults const results{partial.output,
-                               partial.lse,
-                               count(p),
-                               int(rows(p)),
-                               Divider::by(p.seqlen_q),
-                               Divider::by(p.heads_q),
-                               p.o.data,
-                               p.o.stride_batch,
-                               p.o.stride_head,
-                               p.o.stride_row,
-                               p.dim_v,
-                               p.lse};
-    kernel<<<divide_up(int(rows(p)), kCombineRows), kCombineThreads, 0, stream>>>(results);
+    kernel<<<combine_ctas(p), kCombineThreads, 0, stream>>>(results(p, partial));
     return cuda_status(cudaGetLastError());
   }
 };

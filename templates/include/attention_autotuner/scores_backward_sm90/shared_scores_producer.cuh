@@ -47,22 +47,6 @@ struct SharedScoresBarriers {
   }
 };
 
-// Position in a ring, from the number of stages that were used before.
-template <int Stages>
-struct RingPosition {
-  int stage, phase;
-
-  __device__ __forceinline__ explicit RingPosition(int used) : stage(used % Stages), phase(used / Stages & 1) {}
-  __device__ __forceinline__ void advance() {
-    if constexpr (Stages == 1) {
-      phase ^= 1;
-    } else if (++stage == Stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 // Places in shared memory and columns that both roles know.
 template <typename T, typename Work>
 struct SharedScoresPlaces : Work {
@@ -102,7 +86,7 @@ struct SharedScoresLoads : SharedScoresPlaces<T, PassSm90Stages<T>> {
   // By one thread: all but the mask, in the order in which it is read.
   __device__ __forceinline__ void load_xyz() const {
     if (steps == 0) return;
-    RingPosition<T::kSliceStages> ring(done * Base::kStepSlots);
+    auto ring = RingCursor<T::kSliceStages>::after(done * Base::kStepSlots);
     auto const load = [&](TmaTensor const& tensor, auto rows, auto columns, int row, int column, int head) {
       wait(barriers().slots().empty(ring.stage), ring.phase ^ 1);
       fill_stage<decltype(rows)::value, decltype(columns)::value>(
@@ -141,7 +125,7 @@ struct SharedScoresLoads : SharedScoresPlaces<T, PassSm90Stages<T>> {
   __device__ __forceinline__ void load_mask(int group) const {
     auto const& common = arguments.common;
     auto const ring = barriers().mask_ring(group);
-    RingPosition<T::kStages> masks(done);
+    auto masks = RingCursor<T::kStages>::after(done);
     int const key = tile.row_block * T::kBlockRows + group * kWarpgroupRows;
     bool const leads = lane_index() == 0, prefetches = leads && tile.batch == 0;
     Cursor now = range.begin(), ahead = now;

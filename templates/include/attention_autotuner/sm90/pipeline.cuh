@@ -83,4 +83,21 @@ struct BarrierRing {
   __device__ __forceinline__ void consumer_wait(int index) const { wait(full(stage(index)), phase(index)); }
 };
 
+// Position in a ring of stages.
+template <int Stages>
+struct RingCursor {
+  int stage = 0, phase = 0;
+
+  // Once so many stages have been used.
+  __device__ __forceinline__ static RingCursor after(int used) { return {used % Stages, used / Stages & 1}; }
+  __device__ __forceinline__ void advance() {
+    if constexpr (Stages == 1) {
+      phase ^= 1;
+    } else if (++stage == Stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
 }  // namespace attention_autotuner

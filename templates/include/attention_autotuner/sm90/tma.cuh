@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 
@@ -64,7 +65,7 @@ __device__ __forceinline__ void clear_rows_from(uint32_t tile, int first) {
 #pragma unroll 1
     for (int at = first * kSwizzleRowBytes + 16 * (int(threadIdx.x) & 31);
          at < Rows * kSwizzleRowBytes && (kLanes == 32 || (int(threadIdx.x) & 31) == 0); at += 16 * kLanes) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(rows + at), "r"(0) : "memory");
+      store_shared_four(rows + at, {0, 0, 0, 0});
     }
   }
   fence_view_async_shared();
