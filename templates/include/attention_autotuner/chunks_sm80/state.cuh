@@ -58,15 +58,10 @@ struct StateWarp {
 
   // Finds slice, super-chunk, head and batch entry of a CTA; of packed sequences, the super-chunk among those of all.
   __device__ __forceinline__ int& place(Arguments const& arguments, int index) {
-    auto take = [&index](Divider const& divider) {
-      int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
-      index = quotient;
-      return rest;
-    };
     slice = index % T::kSlices;
     index /= T::kSlices;
-    super = take(arguments.supers) + arguments.super_offset;
-    head = take(arguments.heads);
+    super = arguments.supers.take(index) + arguments.super_offset;
+    head = arguments.heads.take(index);
     batch = index;
     return super;
   }

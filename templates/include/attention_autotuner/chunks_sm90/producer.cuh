@@ -35,16 +35,11 @@ struct ChunkSm90Stages {
 
   __device__ __forceinline__ ChunkSm90Stages(ChunkSm90Arguments const& arguments, uint32_t smem, int index)
       : arguments(arguments), smem(smem) {
-    auto take = [&index](Divider const& divider) {
-      int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
-      index = quotient;
-      return rest;
-    };
     auto const& pass = arguments.pass;
     slice = index % T::kSlices;
     index /= T::kSlices;
-    super = take(pass.supers) + pass.super_offset;
-    head = take(pass.heads);
+    super = pass.supers.take(index) + pass.super_offset;
+    head = pass.heads.take(index);
     batch = index;
     int const chunks = pass.super_chunk / T::kChunk;
     first = super * chunks;

@@ -88,14 +88,9 @@ __global__ void __launch_bounds__(T::kThreads)
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);
   int const thread = thread_index(), lane = thread & 31, warp = thread / 32;
-  auto split = [](int& index, Divider const& divider) {
-    int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
-    index = quotient;
-    return rest;
-  };
   int index = int(blockIdx.x);
-  int const tile = split(index, arguments.tiles), super = split(index, arguments.supers);
-  int const head = split(index, arguments.heads), kv_head = arguments.group.divide(head), batch = index;
+  int const tile = arguments.tiles.take(index), super = arguments.supers.take(index);
+  int const head = arguments.heads.take(index), kv_head = arguments.group.divide(head), batch = index;
   int start = super * arguments.super_chunk, seqlen = arguments.seqlen, first_row = 0;
   if constexpr (T::kPacked) {
     SuperChunkPlace const here = arguments.packed.find(super);

@@ -18,6 +18,12 @@ struct Divider {
     return {divisor, uint32_t(((uint64_t(1) << (31 + log)) + divisor - 1) / divisor), 31 + log};
   }
   __device__ __forceinline__ int divide(int n) const { return int(uint64_t(uint32_t(n)) * multiplier >> shift); }
+  // The rest, of an index that goes on as the quotient: the fastest of its coordinates.
+  __device__ __forceinline__ int take(int& index) const {
+    int const quotient = divide(index), rest = index - quotient * divisor;
+    index = quotient;
+    return rest;
+  }
 };
 
 // kRaster: all row blocks of a head before the next head. kLongestFirst: all heads for one row block, the longest
@@ -46,25 +52,20 @@ struct TileCoordinates {
 // share a tile of a mask.
 template <bool LongestFirst, int ValueSlices, bool BatchFirst = false>
 __device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList const& list) {
-  auto take = [&index](Divider const& divider) {
-    int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
-    index = quotient;
-    return rest;
-  };
   TileCoordinates tile;
   tile.value_slice = index % ValueSlices;
   index /= ValueSlices;
-  if constexpr (BatchFirst) tile.batch = take(list.batches);
+  if constexpr (BatchFirst) tile.batch = list.batches.take(index);
   if constexpr (LongestFirst) {
-    tile.head = take(list.heads);
-    if constexpr (!BatchFirst) tile.batch = take(list.batches);
+    tile.head = list.heads.take(index);
+    if constexpr (!BatchFirst) tile.batch = list.batches.take(index);
     tile.row_block = index;
   } else {
-    tile.row_block = take(list.row_blocks);
+    tile.row_block = list.row_blocks.take(index);
     if constexpr (BatchFirst) {
       tile.head = index;
     } else {
-      tile.head = take(list.heads);
+      tile.head = list.heads.take(index);
       tile.batch = index;
     }
   }
