@@ -57,18 +57,8 @@ __global__ void __launch_bounds__(kArithmeticThreads) arithmetic_loop(int iterat
 
 template <typename Link>
 inline int32_t measure_arithmetic(double seconds, attention_autotuner_peak_result* result) {
-  Grid grid{};
-  int32_t const status = fill_device(arithmetic_loop<Link>, kArithmeticThreads, 0, &grid);
-  if (status != ATTENTION_AUTOTUNER_OK) return status;
-  DeviceBuffer sink, elapsed;
-  ATTENTION_AUTOTUNER_TRY(sink.allocate(size_t(grid.ctas) * grid.threads * sizeof(float)));
-  ATTENTION_AUTOTUNER_TRY(elapsed.allocate(sizeof(Elapsed)));
-  double const work = double(grid.ctas) * grid.threads * kChains * kLinks * Link::kWork;
-  return sample_loop(
-      [&](int iterations) {
-        arithmetic_loop<Link><<<grid.ctas, grid.threads>>>(iterations, sink.as<float>(), elapsed.as<Elapsed>());
-      },
-      work, elapsed.as<Elapsed>(), seconds, result);
+  double const work = double(kArithmeticThreads) * kChains * kLinks * Link::kWork;
+  return measure_loop(arithmetic_loop<Link>, kArithmeticThreads, 0, work, seconds, result);
 }
 
 }  // namespace attention_autotuner::peaks

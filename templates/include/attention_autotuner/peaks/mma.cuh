@@ -85,19 +85,9 @@ __global__ void __launch_bounds__(kMmaThreads, 2) mma_loop(int iterations, float
 
 template <typename Element>
 inline int32_t measure_mma(double seconds, attention_autotuner_peak_result* result) {
-  Grid grid{};
-  int32_t const status = fill_device(mma_loop<Element>, kMmaThreads, 0, &grid);
-  if (status != ATTENTION_AUTOTUNER_OK) return status;
-  DeviceBuffer sink, elapsed;
-  ATTENTION_AUTOTUNER_TRY(sink.allocate(size_t(grid.ctas) * grid.threads * sizeof(float)));
-  ATTENTION_AUTOTUNER_TRY(elapsed.allocate(sizeof(Elapsed)));
-  double const warps = double(grid.ctas) * grid.threads / 32;
+  double const warps = kMmaThreads / 32;
   double const work = warps * kMmaSteps * kMmaRows * kMmaColumns * (2.0 * 16 * 8 * 16);
-  return sample_loop(
-      [&](int iterations) {
-        mma_loop<Element><<<grid.ctas, grid.threads>>>(iterations, sink.as<float>(), elapsed.as<Elapsed>());
-      },
-      work, elapsed.as<Elapsed>(), seconds, result);
+  return measure_loop(mma_loop<Element>, kMmaThreads, 0, work, seconds, result);
 }
 
 }  // namespace attention_autotuner::peaks

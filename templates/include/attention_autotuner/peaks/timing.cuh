@@ -173,7 +173,6 @@ inline int32_t sample_launches(Launch const& launch, double work, bool per_secon
 struct Grid {
   int ctas;
   int threads;
-  size_t smem_bytes;
 };
 
 // As many CTAs of a kernel as the device holds at once.
@@ -187,7 +186,7 @@ inline int32_t fill_device(Kernel kernel, int threads, size_t smem_bytes, Grid* 
   }
   ATTENTION_AUTOTUNER_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, smem_bytes));
   if (resident < 1) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-  *grid = Grid{sms * resident, threads, smem_bytes};
+  *grid = Grid{sms * resident, threads};
   return ATTENTION_AUTOTUNER_OK;
 }
 
@@ -210,6 +209,22 @@ inline int32_t sample_loop(Launch const& launch, double work, Elapsed const* ela
     iterations = int(std::min(1e8, iterations * std::max(factor, 1.5)));
   }
   return sample_launches([&] { launch(iterations); }, work * iterations, true, elapsed, seconds, result);
+}
+
+// The same of a kernel that reads nothing and writes a float a thread, on the whole device; `work` is that of a CTA.
+inline int32_t measure_loop(void (*kernel)(int, float*, Elapsed*), int threads, size_t smem_bytes, double work,
+                            double seconds, attention_autotuner_peak_result* result) {
+  Grid grid{};
+  int32_t const status = fill_device(kernel, threads, smem_bytes, &grid);
+  if (status != ATTENTION_AUTOTUNER_OK) return status;
+  DeviceBuffer sink, elapsed;
+  ATTENTION_AUTOTUNER_TRY(sink.allocate(size_t(grid.ctas) * grid.threads * sizeof(float)));
+  ATTENTION_AUTOTUNER_TRY(elapsed.allocate(sizeof(Elapsed)));
+  return sample_loop(
+      [&](int iterations) {
+        kernel<<<grid.ctas, grid.threads, smem_bytes>>>(iterations, sink.as<float>(), elapsed.as<Elapsed>());
+      },
+      grid.ctas * work, elapsed.as<Elapsed>(), seconds, result);
 }
 
 }  // namespace attention_autotuner::peaks

@@ -129,25 +129,16 @@ __global__ void has_wgmma(int32_t* answer) {
 
 template <typename Element>
 inline int32_t measure_wgmma(double seconds, attention_autotuner_peak_result* result) {
-  DeviceBuffer sink, elapsed;
-  ATTENTION_AUTOTUNER_TRY(elapsed.allocate(sizeof(Elapsed)));
-  has_wgmma<<<1, 1>>>(elapsed.as<int32_t>());
-  ATTENTION_AUTOTUNER_TRY(cudaGetLastError());
+  DeviceBuffer answer;
   int32_t compiled = 0;
-  ATTENTION_AUTOTUNER_TRY(cudaMemcpy(&compiled, elapsed.as<int32_t>(), sizeof(compiled), cudaMemcpyDeviceToHost));
+  ATTENTION_AUTOTUNER_TRY(answer.allocate(sizeof(compiled)));
+  has_wgmma<<<1, 1>>>(answer.as<int32_t>());
+  ATTENTION_AUTOTUNER_TRY(cudaGetLastError());
+  ATTENTION_AUTOTUNER_TRY(cudaMemcpy(&compiled, answer.as<int32_t>(), sizeof(compiled), cudaMemcpyDeviceToHost));
   if (compiled != 1) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-  Grid grid{};
-  int32_t const status = fill_device(wgmma_loop<Element>, kWarpgroups * kWarpgroup, kWgmmaSmemBytes, &grid);
-  if (status != ATTENTION_AUTOTUNER_OK) return status;
-  ATTENTION_AUTOTUNER_TRY(sink.allocate(size_t(grid.ctas) * grid.threads * sizeof(float)));
   double const instructions = double(kWgmmaSteps) * (kRowBytes / (2 * kInstructionK)) * kWarpgroups;
-  double const work = grid.ctas * instructions * (2.0 * kWgmmaM * kWgmmaN * kInstructionK);
-  return sample_loop(
-      [&](int iterations) {
-        wgmma_loop<Element>
-            <<<grid.ctas, grid.threads, grid.smem_bytes>>>(iterations, sink.as<float>(), elapsed.as<Elapsed>());
-      },
-      work, elapsed.as<Elapsed>(), seconds, result);
+  double const work = instructions * (2.0 * kWgmmaM * kWgmmaN * kInstructionK);
+  return measure_loop(wgmma_loop<Element>, kWarpgroups * kWarpgroup, kWgmmaSmemBytes, work, seconds, result);
 }
 
 }  // namespace attention_autotuner::peaks
