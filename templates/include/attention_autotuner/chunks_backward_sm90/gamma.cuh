@@ -6,12 +6,7 @@
 
 namespace attention_autotuner {
 
-struct ChunkGammaArguments {
-  ChunkBackwardArguments chunks;
-  float const* states;     // [batch, heads, supers, dim_qk, dim_v], before each super-chunk
-  float const* gradients;  // the same of the states after each
-  float* partial;          // [batch, heads, supers, slices, warps]
-};
+using ChunkGammaArguments = GammaPassArguments<ChunkBackwardArguments>;
 
 // The pass of dv, whose Z are output gradients, sums over queries; that of dq, whose Z are keys, over keys.
 template <typename T>
@@ -19,14 +14,12 @@ struct ChunkGammaState : ChunkBackwardState<T> {
   using Base = ChunkBackwardState<T>;
   using Base::Base;
   using typename Base::Ring;
-  static constexpr float kE = 2.718281828459045f;
 
   __device__ __forceinline__ float run(ChunkGammaArguments const& mine) {
     auto const& pass = mine.chunks.pass;
     int const start = this->super * pass.super_chunk, length = minimum(pass.super_chunk, pass.seqlen - start);
     int64_t const place = this->state_place(pass.supers.divisor, this->super);
-    // No n gamma^n exceeds 1 / (e -ln gamma). Tokens get fractions of that, for the sake of the 16-bit type.
-    float const most = fminf(float(length), kLog2E / (kE * fabsf(this->log2_gamma))), rest = 1.0f / most;
+    float const most = most_of_shares(length, this->log2_gamma), rest = 1.0f / most;
     auto share = [&](float n) {  // of tokens beyond the sequence, none
       float const distance = fmaxf(n, 0.0f);
       return rest * distance * this->power(distance);

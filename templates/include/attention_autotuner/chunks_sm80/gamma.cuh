@@ -6,14 +6,6 @@
 
 namespace attention_autotuner {
 
-template <typename Arguments>
-struct GammaPassArguments {
-  Arguments chunks;        // but for the states
-  float const* states;     // [batch, heads, supers, dim_qk, dim_v], before each super-chunk
-  float const* gradients;  // the same of the states after each
-  float* partial;          // [batch, heads, supers, slices, warps]
-};
-
 // The pass of dv, whose Z are output gradients, sums over queries; that of dq, whose Z are keys, over keys.
 template <typename T>
 struct GammaWarp : ChunkWarp<T, true> {
@@ -31,8 +23,7 @@ struct GammaWarp : ChunkWarp<T, true> {
       if (length <= 0) return 0.0f;
     }
     int64_t const place = this->state_place(arguments.supers.divisor, sequence.slot(super));
-    // No n gamma^n exceeds 1 / (e -ln gamma). Tokens get fractions of that, for the sake of the 16-bit type.
-    float const most = fminf(float(length), kLog2E / (kE * fabsf(this->log2_gamma))), rest = 1.0f / most;
+    float const most = most_of_shares(length, this->log2_gamma), rest = 1.0f / most;
     auto share = [&](float n) {  // of tokens beyond the sequence, none
       float const distance = fmaxf(n, 0.0f);
       return rest * distance * exp2_approximate(this->log2_gamma * distance);
@@ -76,7 +67,6 @@ struct GammaWarp : ChunkWarp<T, true> {
   }
 
  private:
-  static constexpr float kE = 2.718281828459045f;
   using CopyY = typename Base::CopyX;
   using CopyZ = typename Base::CopyZ;
   using Base::sequence;
@@ -91,7 +81,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
   GammaWarp<T> warp(arguments.chunks, shared_address(smem_bytes), int(blockIdx.x));
   float const sum = warp.run(arguments);
   int const index = thread_index() / 32;
-  if ((lane_here()) == 0) arguments.partial[int64_t(blockIdx.x) * T::kWarps + index] = sum;
+  if (lane_here() == 0) arguments.partial[int64_t(blockIdx.x) * T::kWarps + index] = sum;
 }
 
 }  // namespace attention_autotuner

@@ -164,6 +164,24 @@ __global__ void __launch_bounds__(T::kThreads)
   if (lane == 0) arguments.partial[int64_t(blockIdx.x) * T::kWarps + warp] = arguments.scale * sum;
 }
 
+// --- one end outside -------------------------------------------------------------------------------------------------
+
+// The arguments of a pass over chunks, but for the states, with an inner product at its end.
+template <typename Arguments>
+struct GammaPassArguments {
+  Arguments chunks;
+  float const* states;     // [batch, heads, supers, dim_qk, dim_v], before each super-chunk
+  float const* gradients;  // the same of the states after each
+  float* partial;          // [batch, heads, supers, slices, warps]
+};
+
+// No n gamma^n of up to `length` tokens exceeds this, as none exceeds 1 / (e -ln gamma). Tokens get fractions of it,
+// for the sake of the 16-bit type.
+__device__ __forceinline__ float most_of_shares(int length, float log2_gamma) {
+  constexpr float kE = 2.718281828459045f;
+  return fminf(float(length), kLog2E / (kE * fabsf(log2_gamma)));
+}
+
 // --- all of it -------------------------------------------------------------------------------------------------------
 
 // The sum of a sequence's partial sums, times ln 2. A block for a sequence.
