@@ -1,10 +1,5 @@
-// Host side of a retention backward artifact of family sm90: workspace, checks, preparation, and the launches.
-//
-// dq goes forward in time with the states computed again, dk and dv go backward
-// with the gradient of the state. Where a sequence is cut into super-chunks, states and their gradients at the cuts
-// come first, each from a pass of its own, and the gradient of gamma is computed from them and the inputs, by the
-// kernels of family sm80. Gradients of K and V under a group of query heads go through fp32 partial sums, one for each
-// head.
+// Host side of a retention backward artifact of family sm90: workspace, preparation, TMA descriptors, and the launches
+// of its three passes, in the order that host/chunks_backward.cuh describes.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -14,35 +9,31 @@
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
-#include "attention_autotuner/common/states.cuh"
-#include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/chunks_backward.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
-#include "attention_autotuner/host/workspace.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
 
 template <typename Config>
-struct ChunksBackwardSm90Entry {
+struct ChunksBackwardSm90Entry : ChunksBackward<Config, RetentionBackwardParams> {
   using Params = RetentionBackwardParams;
-  using Element = typename Config::Element;
+  using Base = ChunksBackward<Config, Params>;
+  using Base::check;
+  using Base::check_shape;
+  using Base::prepared;
+  using Base::reduce_heads;
+  using typename Base::Element;
+  using typename Base::Tensor;
   using Dq = ChunkBackwardTraits<Config, ChunkGradient::kDq, false>;
   using Dk = ChunkBackwardTraits<Config, ChunkGradient::kDk, false>;
   using Dv = ChunkBackwardTraits<Config, ChunkGradient::kDv, false>;
   using States = ChunkBackwardTraits<Config, ChunkGradient::kDq, true>;
   using Gradients = ChunkBackwardTraits<Config, ChunkGradient::kDv, true>;  // of the states
-  using Pairs = GammaPairsTraits<Config>;
-  using Tensor = attention_autotuner_tensor;
   static constexpr int kChunk = Dq::kChunk;
-  static constexpr int kReduceBlocks = 512;
-  static constexpr int kLongestForGamma = gamma_super_chunk(Config::kPaddedDimQK, Config::kPaddedDimV);
-  static constexpr int kGammaSuperChunk =
-      Config::kSuperChunk == 0 ? kLongestForGamma : minimum(Config::kSuperChunk, kLongestForGamma);
-  static inline std::atomic<bool> prepared[kMaxDevices];
 
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
@@ -62,11 +53,9 @@ struct ChunksBackwardSm90Entry {
         .then([&] { return prepare_kernel_of(chunk_scan_sm90<false>, kScanThreads, 0); })
         .then([&] { return prepare_kernel_of(chunk_scan_sm90<true>, kScanThreads, 0); })
         .then([] { return EarlyLaunch::prepare(); })
-        .then([&] { return prepare_kernel_of(retention_reduce_heads<Element>, kStateThreads, 0); })
-        .then([&] { return prepare_kernel_of(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
+        .then([&] { return Base::prepare_common(device); })
         .then([&] { return prepare_gamma<States>(device); })
-        .then([&] { return prepare_gamma<Gradients>(device); })
-        .then([&] { return prepare_kernel_of(retention_gamma_sum, kGammaSumThreads, 0); });
+        .then([&] { return prepare_gamma<Gradients>(device); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
   }
@@ -76,63 +65,13 @@ struct ChunksBackwardSm90Entry {
     return prepare_kernel(chunk_gamma_pass<T>, T::kThreads, T::kSmemBytes, device, &resident);
   }
 
-  struct Workspace {
-    SuperChunks cut;
-    bool stores_states;
-    float *states, *gradients, *dk, *dv;
-    int gamma_tiles, pair_sums, query_sums, key_sums;  // of a sequence
-    float *gamma_pairs, *gamma_queries, *gamma_keys;
-    int64_t bytes;
-
+  struct Workspace : Base::Buffers {
     Workspace(Params const& p, void* base)
-        : cut(p.seqlen, kChunk, p.dlog2_gamma != nullptr ? kGammaSuperChunk : Config::kSuperChunk,
-              p.dlog2_gamma != nullptr ? kEnoughPieces
-                                       : int64_t(p.batch) * p.heads_q * minimum(Dq::kSlices, Dv::kSlices)) {
-      bool const gamma_too = p.dlog2_gamma != nullptr, grouped = p.heads_q != p.heads_kv;
-      stores_states = cut.supers > 1 || gamma_too;
-      WorkspaceLayout layout(base);
-      int64_t const sequences = int64_t(p.batch) * p.heads_q, rows = sequences * p.seqlen;
-      int64_t const elements = int64_t(p.dim_qk) * p.dim_v;
-      states = layout.take<float>(stores_states, sequences * cut.slots * elements);
-      gradients = layout.take<float>(stores_states, sequences * cut.slots * elements);
-      dk = layout.take<float>(grouped, rows * p.dim_qk);
-      dv = layout.take<float>(grouped, rows * p.dim_v);
-      gamma_tiles = divide_up(cut.super_chunk, Pairs::kRows);
-      pair_sums = cut.supers * gamma_tiles * Pairs::kWarps;
-      query_sums = cut.supers * Dv::kSlices * 4 * Dv::kWarpgroups;
-      key_sums = cut.supers * Dq::kSlices * 4 * Dq::kWarpgroups;
-      gamma_pairs = layout.take<float>(gamma_too, sequences * pair_sums);
-      gamma_queries = layout.take<float>(gamma_too, sequences * query_sums);
-      gamma_keys = layout.take<float>(gamma_too, sequences * key_sums);
-      bytes = layout.used();
-    }
+        : Base::Buffers(p, base, Base::cut_of(p, kChunk, minimum(Dq::kSlices, Dv::kSlices)),
+                        Dv::kSlices * 4 * Dv::kWarpgroups, Dq::kSlices * 4 * Dq::kWarpgroups) {}
   };
-
   static size_t workspace_bytes(Params const& p) {
-    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).bytes) : 0;
-  }
-  static int32_t check_shape(Params const& p) {
-    return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
-  }
-  static int32_t check(Params const& p, void* workspace, int64_t bytes) {
-    bool const pointers = takes_retention_inputs(p, Config::kCopyBytes) &&
-                          aligned(p.dout, Config::kCopyBytes, p.batch, p.heads_q, p.seqlen) &&
-                          aligned(p.dq, 16, p.batch, p.heads_q, p.seqlen) &&
-                          aligned(p.dk, 16, p.batch, p.heads_kv, p.seqlen) &&
-                          aligned(p.dv, 16, p.batch, p.heads_kv, p.seqlen) &&
-                          reinterpret_cast<uintptr_t>(workspace) % 16 == 0 && (bytes == 0 || workspace != nullptr);
-    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-  }
-
-  static int32_t reduce_heads(float const* partial, Tensor const& out, int group, Params const& p, int columns,
-                              cudaStream_t stream) {
-    if (partial == nullptr) return ATTENTION_AUTOTUNER_OK;
-    int const sequences = p.batch * p.heads_q / group;
-    int64_t const blocks = (int64_t(p.seqlen) * columns / 2 + kStateThreads - 1) / kStateThreads;
-    dim3 const grid(blocks < kReduceBlocks ? int(blocks) : kReduceBlocks, sequences);
-    retention_reduce_heads<Element>
-        <<<grid, kStateThreads, 0, stream>>>(partial, out, group, p.heads_q, p.seqlen, columns);
-    return cuda_status(cudaGetLastError());
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).used()) : 0;
   }
 
   // The arguments of one pass; `pass` lacks what depends on it.
@@ -181,8 +120,7 @@ struct ChunksBackwardSm90Entry {
     return launch_pass<Dv>(true, pass, p, p.k, p.q, p.dout, p.dv, stream);
   }
 
-  // States of super-chunks into `states`; of X and the output, which such a
-  // pass has not, the tensors do not matter.
+  // States of super-chunks into `states`; of X and the output, which such a pass has not, the tensors do not matter.
   template <typename T>
   static int32_t launch_states(bool early, ChunkArguments pass, SuperChunks const& cut, float* states,
                                float const* first, float* last, Params const& p, cudaStream_t stream) {
@@ -208,7 +146,7 @@ struct ChunksBackwardSm90Entry {
     int32_t status = check_shape(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     Workspace const w(p, workspace);
-    status = check(p, workspace, w.bytes);
+    status = check(p, workspace, w.used());
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     ChunkArguments const common = common_arguments(p, w.cut);
@@ -237,36 +175,23 @@ struct ChunksBackwardSm90Entry {
       forward.first_slots = reversed.first_slots = w.cut.slots;
       reversed_dv = reversed;
     }
-    int const group = p.heads_q / p.heads_kv;
     steps.then([&] { return launch_dq(w.stores_states, forward, p, stream); })
         .then([&] { return launch_dk(reversed, p, w.dk, stream); })
         .then([&] { return launch_dv(reversed_dv, p, w.dv, stream); });
     if (p.dlog2_gamma != nullptr) steps.then([&] { return launch_gamma(p, w, stream); });
-    return steps.then([&] { return reduce_heads(w.dk, p.dk, group, p, p.dim_qk, stream); })
-        .then([&] { return reduce_heads(w.dv, p.dv, group, p, p.dim_v, stream); })
+    return steps.then([&] { return reduce_heads(w.dk, p.dk, p, p.dim_qk, stream); })
+        .then([&] { return reduce_heads(w.dv, p.dv, p, p.dim_v, stream); })
         .status();
   }
 
   static int32_t launch_gamma(Params const& p, Workspace const& w, cudaStream_t stream) {
-    int const sequences = p.batch * p.heads_q;
     ChunkArguments const common = common_arguments(p, w.cut);
-    GammaPairsArguments const pairs{p.q,           p.k,          p.v,         p.dout,
-                                    w.gamma_pairs, p.log2_gamma, p.seqlen,    w.cut.super_chunk,
-                                    p.dim_qk,      p.dim_v,      p.scale,     Divider::by(w.gamma_tiles),
-                                    common.supers, common.heads, common.group};
-    int64_t const ctas = int64_t(sequences) * w.cut.supers * w.gamma_tiles;
-    if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    retention_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
-    Steps steps;
-    return steps.then([] { return cuda_status(cudaGetLastError()); })
-        .then([&] { return launch_gamma_pass<Gradients>(common, p, w, w.gamma_queries, stream); })
-        .then([&] { return launch_gamma_pass<States>(common, p, w, w.gamma_keys, stream); })
-        .then([&] {
-          retention_gamma_sum<<<sequences, kGammaSumThreads, 0, stream>>>(
-              w.gamma_pairs, w.pair_sums, w.gamma_queries, w.query_sums, w.gamma_keys, w.key_sums, p.dlog2_gamma);
-          return cuda_status(cudaGetLastError());
-        })
-        .status();
+    return Base::launch_gamma(p, w, common, stream, [&] {
+      return Steps()
+          .then([&] { return launch_gamma_pass<Gradients>(common, p, w, w.gamma_queries, stream); })
+          .then([&] { return launch_gamma_pass<States>(common, p, w, w.gamma_keys, stream); })
+          .status();
+    });
   }
   template <typename T>
   static int32_t launch_gamma_pass(ChunkArguments const& pass, Params const& p, Workspace const& w, float* partial,
