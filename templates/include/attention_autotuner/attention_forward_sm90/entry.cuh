@@ -77,7 +77,9 @@ struct AttentionForwardSm90Entry {
                  this->template take<int>(T::kPacked, 1)},
           spans(this->template take<int2>(T::kSpanned, spans_of(p))) {}
   };
-  static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(nullptr, p).used()) : 0;
+  }
 
   // Of heads of one stride 0, a tile packs one.
   static PackedHeads packed_heads(Params const& p) {
@@ -104,7 +106,7 @@ struct AttentionForwardSm90Entry {
                CU_TENSOR_MAP_SWIZZLE_128B, kL2Promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   }
 
-  static int32_t check(Params const& p) {
+  static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
     bool bounded = false;
     if constexpr (!T::kMasked) bounded = p.seqlens_k != nullptr || p.starts_k != nullptr;
@@ -112,6 +114,11 @@ struct AttentionForwardSm90Entry {
         !has_values<typename T::Modifications>(p) || (bounded && !T::kKeyBounds)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
+    return ATTENTION_AUTOTUNER_OK;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const batch = batch_of<T::kPacked>(p), rows_q = rows_of_queries<T::kPacked>(p);
     int const rows_k = rows_of_keys<T::kPacked>(p);
     bool const pointers = aligned(p.q, 16, batch, p.heads_q, rows_q) && aligned(p.k, 16, batch, p.heads_kv, rows_k) &&
@@ -211,9 +218,10 @@ struct AttentionForwardSm90Entry {
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t const status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
+    Workspace const buffers(workspace, p);
+    if (!takes_workspace(workspace, buffers.used())) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     Arguments arguments;
     PackedHeads const packed = arguments.packed = packed_heads(p);
     int const row_blocks = row_blocks_of(p, packed.queries), batch = batch_of<T::kPacked>(p);
@@ -230,7 +238,6 @@ struct AttentionForwardSm90Entry {
         (T::kOutput == Output::kDirect || TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, rows_q, p.heads_q,
                                                                         batch, softmax_forward::kWarpgroupRows));
     if (!described || !take_scores(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-    Workspace const buffers(workspace, p);
     static_cast<WorkList&>(arguments.list) = work_list(p, packed, T::kPacked ? 1 : row_blocks, buffers.claimed);
     arguments.partial_output = buffers.partial.output;
     arguments.partial_lse = buffers.partial.lse;

@@ -168,8 +168,9 @@ struct ChunksBackwardEntry : ChunksBackward<Config, ChunksBackwardParams<Config>
   }
 
   static attention_autotuner_kernel_info info() {
-    return kernel_info<Config>(Config::kChunk, Dq::kColumns, maximum(Dq::kThreads, maximum(Dk::kThreads, Dv::kThreads)),
-                               maximum(Dq::kSmemBytes, maximum(Dk::kSmemBytes, Dv::kSmemBytes)));
+    return kernel_info<Config, Params>(Config::kChunk, Dq::kColumns,
+                                       maximum(Dq::kThreads, maximum(Dk::kThreads, Dv::kThreads)),
+                                       maximum(Dq::kSmemBytes, maximum(Dk::kSmemBytes, Dv::kSmemBytes)));
   }
 };
 

@@ -34,14 +34,22 @@ struct GemmSm90Entry {
 
   static int steps(Params const& p) { return divide_up(p.k, T::kBlockK); }
   static int splits(Params const& p) { return maximum(1, minimum(p.splits, steps(p))); }
+  static int64_t partial_bytes(Params const& p) {
+    return splits(p) == 1 ? 0 : splits(p) * int64_t(p.m) * p.n * int64_t(sizeof(float));
+  }
   static size_t workspace_bytes(Params const& p) {
-    return splits(p) == 1 ? 0 : size_t(splits(p)) * size_t(p.m) * size_t(p.n) * sizeof(float);
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(partial_bytes(p)) : 0;
   }
 
-  static int32_t check(Params const& p) {
+  static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
     auto const fits = [](int size) { return size >= 1 && size <= kMaxRows; };
     if (!fits(p.m) || !fits(p.n) || !fits(p.k) || p.n % kChunk != 0) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    return ATTENTION_AUTOTUNER_OK;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
     bool const pointers = aligned(p.a, 16, 1, 1, T::kTransposedA ? p.k : p.m) &&
                           aligned(p.b, 16, 1, 1, T::kTransposedB ? p.n : p.k) && aligned(p.o, 16, 1, 1, p.m);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -50,9 +58,9 @@ struct GemmSm90Entry {
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t const status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
+    if (!takes_workspace(workspace, partial_bytes(p))) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     GemmSm90Arguments arguments;
     GemmTiles& list = arguments.list;
     list.row_blocks = divide_up(p.m, T::kBlockM * T::kCluster);

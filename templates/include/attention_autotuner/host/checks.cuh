@@ -18,6 +18,11 @@ inline bool aligned(attention_autotuner_tensor const& tensor, int bytes, int bat
          (heads == 1 || tensor.stride_head % elements == 0) && (rows == 1 || tensor.stride_row % elements == 0);
 }
 
+// Whether a launch that needs so many bytes of device memory can have these.
+inline bool takes_workspace(void const* workspace, int64_t bytes) {
+  return bytes == 0 || (workspace != nullptr && reinterpret_cast<uintptr_t>(workspace) % 16 == 0);
+}
+
 // Whether params have every field that an artifact of these Params reads; a caller's struct may be longer.
 template <typename Params>
 inline bool same_version(Params const& params) {

@@ -91,8 +91,7 @@ struct ChunksBackward {
     bool const pointers = takes_retention_inputs(p, Config::kCopyBytes) &&
                           aligned(p.dout, Config::kCopyBytes, batch, p.heads_q, rows) &&
                           aligned(p.dq, 16, batch, p.heads_q, rows) && aligned(p.dk, 16, batch, p.heads_kv, rows) &&
-                          aligned(p.dv, 16, batch, p.heads_kv, rows) &&
-                          reinterpret_cast<uintptr_t>(workspace) % 16 == 0 && (bytes == 0 || workspace != nullptr);
+                          aligned(p.dv, 16, batch, p.heads_kv, rows) && takes_workspace(workspace, bytes);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 

@@ -64,8 +64,7 @@ inline bool takes_retention_inputs(Params const& p, int copy_bytes) {
 template <typename Params>
 inline int32_t check_retention_forward_launch(Params const& p, int copy_bytes, void const* workspace,
                                               int64_t workspace_bytes, bool prepared) {
-  bool const has_workspace = workspace_bytes == 0 || workspace != nullptr;
-  if (!has_workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0 || !takes_retention_inputs(p, copy_bytes) ||
+  if (!takes_workspace(workspace, workspace_bytes) || !takes_retention_inputs(p, copy_bytes) ||
       !aligned(p.o, 16, batch_of_rows(p), p.heads_q, rows_of(p))) {
     return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }

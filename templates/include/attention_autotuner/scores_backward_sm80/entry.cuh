@@ -230,11 +230,9 @@ struct BackwardEntry {
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
-      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-    }
-    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
+    if (!takes_workspace(workspace, places.bytes)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Arguments const arguments = arguments_of(p, workspace);
     int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
     int64_t const preprocess_grid = heads * divide_up(arguments.lse_delta_rows, kPreprocessRows);
@@ -292,7 +290,7 @@ struct BackwardEntry {
       }
       return int32_t(ATTENTION_AUTOTUNER_OK);
     });
-    return kernel_info<Config>(block_m, block_n, threads, smem);
+    return kernel_info<Config, Params>(block_m, block_n, threads, smem);
   }
 };
 

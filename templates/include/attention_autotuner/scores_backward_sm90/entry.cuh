@@ -261,12 +261,10 @@ struct BackwardSm90Entry {
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
-      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-    }
+    Workspace const places(p);
+    if (!takes_workspace(workspace, places.bytes)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     int const ctas = multiprocessors[device].load(std::memory_order_relaxed);
     if (ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
     Common const common{p,
                         p.scale,

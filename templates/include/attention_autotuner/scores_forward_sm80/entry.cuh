@@ -58,14 +58,21 @@ struct ForwardEntry {
       if constexpr (T::kSpanned) spans = this->template take<int2>(true, count_spans<false>(p));
     }
   };
-  static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(nullptr, p).used()) : 0;
+  }
 
-  static int32_t check(Params const& p) {
+  static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
     if (!takes_shape(p, T::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p) ||
         !has_values<typename T::Modifications>(p)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
+    return ATTENTION_AUTOTUNER_OK;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
     constexpr int kBytes = Config::kCopyBytes;
     bool const pointers = aligned(p.q, kBytes, batch_of<T::kPacked>(p), p.heads_q, rows_of_queries<T::kPacked>(p)) &&
                           aligned(p.k, kBytes, batch_of<T::kPacked>(p), p.heads_kv, rows_of_keys<T::kPacked>(p)) &&
@@ -78,9 +85,10 @@ struct ForwardEntry {
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t const status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
+    Workspace const buffers(workspace, p);
+    if (!takes_workspace(workspace, buffers.used())) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     PackedHeads const packed = PackedHeads::of(T::kPackGqa, p.heads_q / p.heads_kv, T::kBlockM);
     int const heads = p.heads_q / packed.heads.divisor, splits = Splits::count(p);
     int row_blocks = divide_up(p.seqlen_q, packed.queries);
@@ -95,7 +103,6 @@ struct ForwardEntry {
                          Divider::by(heads),
                          Divider::by(batch_of<T::kPacked>(p)),
                          Divider::by(heads / p.heads_kv)};
-    Workspace const buffers(workspace, p);
     typename T::List list;
     if constexpr (T::kFewQueries) {
       list = {whole,
