@@ -286,8 +286,10 @@ struct AttentionBackwardSm90Entry {
         arguments.apart = false;
       }
     }
-    return EarlyLaunch::start(Config::kEarlyLaunches, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments,
-                              list);
+    // A later pass waits for nothing, as the first one has waited; but blocks are listed again for it, by the kernel
+    // ahead.
+    bool const early = Config::kEarlyLaunches && (!kPacked || T::kFirstPass);
+    return EarlyLaunch::start(early, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments, list);
   }
 
   // What the kernels of a launch have in common.
