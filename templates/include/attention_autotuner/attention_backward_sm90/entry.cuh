@@ -14,6 +14,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/sink_gradient.cuh"
+#include "attention_autotuner/host/backward.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
@@ -60,18 +61,19 @@ struct BackwardPassesSm90<Config, Decomposition::kThreePass> {
 };
 
 template <typename Config>
-struct AttentionBackwardSm90Entry {
+struct AttentionBackwardSm90Entry : BackwardHost<Config> {
+  using Host = BackwardHost<Config>;
+  using Host::check_shape;
+  using Host::kPacked;
+  using typename Host::KernelParams;
+  using typename Host::Params;
   using Element = typename Config::Element;
-  using KernelParams = BackwardParamsOf<Config>;
-  using Params = typename AbiParams<KernelParams>::Type;
-  using Common = BackwardArguments<KernelParams>;
+  using Common = typename Host::Arguments;
   using Passes = BackwardPassesSm90<Config>;
   using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
   using Mods = ScoreModsOf<Config>;
   using TableGradient = BiasGradientSm90<Config, Keys>;
-  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
-  static constexpr bool kPacked = Mods::kPacked;
+  static constexpr bool kMasked = Config::kScoreMod == ScoreMod::kMasked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   // Beside the preprocess: the only pass waits for both.
   static constexpr bool kListedAhead = kPacked && kFused && Config::kEarlyLaunches;
@@ -138,36 +140,24 @@ struct AttentionBackwardSm90Entry {
     return status;
   }
 
-  // Where the buffers of the workspace start, in bytes.
-  struct Workspace {
-    int64_t lse_delta_rows, dq_tiles = 0;
-    int64_t shift, dq_sum, semaphores, complete, dk_partial, dv_partial, listed, bias_sums, mask_sums, spans, bytes;
-    int splits;
+  struct Workspace : Host::Places {
+    using Host::Places::bytes;
+    using Host::Places::dq_tiles;
+    int64_t semaphores, complete, listed, bias_sums, mask_sums;
 
-    explicit Workspace(Params const& p) {
-      int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
-      splits = kPacked ? 1 : count_key_splits<KernelParams>(p, Keys::kBlockRows, Config::kEnoughCtas);
-      lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
-      if constexpr (kPacked) {
-        lse_delta_rows = int64_t(count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare)) * kLseDeltaPadding;
-      }
-      shift = heads * lse_delta_rows * int64_t(sizeof(float));
-      dq_sum = semaphores = complete = bytes = 2 * shift;
+    explicit Workspace(Params const& p)
+        : Host::Places(p, kPacked ? 1 : count_key_splits<KernelParams>(p, Keys::kBlockRows, Config::kEnoughCtas)) {
+      semaphores = complete = bytes;
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
         if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, Keys::kBlockColumns);
-        semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
-        int64_t const count = heads * dq_tiles * Keys::kDqSemaphores;
+        semaphores += this->heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
+        int64_t const count = this->heads * dq_tiles * Keys::kDqSemaphores;
         complete = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
-        int64_t const counters = int64_t(splits) * p.batch * p.heads_kv + Config::kDynamic;
+        int64_t const counters = int64_t(this->splits) * p.batch * p.heads_kv + Config::kDynamic;
         bytes = complete + (counters * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
-      dk_partial = dv_partial = bytes;
-      if (splits > 1) {
-        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
-        dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
-        bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
-      }
+      this->take_partial_sums(p);
       listed = bytes;
       if constexpr (kPacked) {
         int most = 0;
@@ -178,10 +168,9 @@ struct AttentionBackwardSm90Entry {
         listed = (bytes + 15) / 16 * 16;
         bytes = listed + (most + 1) * int64_t(sizeof(ListedBlock));  // and how many there are
       }
-      spans = bytes;
-      if constexpr (Mods::kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
+      this->take_spans(p);
       bias_sums = (bytes + 15) / 16 * 16;
-      if (int64_t const wanted = TableGradient::workspace_bytes(p, splits)) bytes = bias_sums + wanted;
+      if (int64_t const wanted = TableGradient::workspace_bytes(p, this->splits)) bytes = bias_sums + wanted;
       mask_sums = (bytes + 15) / 16 * 16;
       if (int64_t const wanted = AttnMaskGradient<Config>::workspace_bytes(p)) bytes = mask_sums + wanted;
     }
@@ -195,26 +184,6 @@ struct AttentionBackwardSm90Entry {
   }
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
-  }
-
-  static int32_t check_shape(Params const& p) {
-    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p) &&
-                      has_values<typename Mods::Modifications>(p);
-    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
-  }
-  static int32_t check(Params const& p) {
-    int32_t const status = check_shape(p);
-    if (status != ATTENTION_AUTOTUNER_OK) return status;
-    auto queries = [&p](attention_autotuner_tensor const& t) {
-      return aligned(t, 16, batch_of<kPacked>(p), p.heads_q, rows_of_queries<kPacked>(p));
-    };
-    auto keys = [&p](attention_autotuner_tensor const& t) {
-      return aligned(t, 16, batch_of<kPacked>(p), p.heads_kv, rows_of_keys<kPacked>(p));
-    };
-    bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
-                          keys(p.dk) && keys(p.dv) && mask_aligned<kScoreMod>(p, 16);
-    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
   template <typename T>
@@ -292,45 +261,23 @@ struct AttentionBackwardSm90Entry {
     return EarlyLaunch::start(early, kernel, ctas, T::kThreads, T::kSmemBytes, stream, arguments, list);
   }
 
-  // What the kernels of a launch have in common.
-  static Common arguments_of(Params const& p, void* workspace) {
-    Workspace const places(p);
-    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    auto const params_of_kernels = [&]() -> KernelParams {
-      if constexpr (Mods::kSpanned) {
-        return with_spans(with_window(p), reinterpret_cast<int2*>(at(places.spans)));
-      } else {
-        return with_window(p);
-      }
-    };
-    return {params_of_kernels(),
-            score_scale(p) * (kScoreMod == ScoreMod::kSoftmax ? kLog2E : 1.0f),
-            at(0),
-            at(places.shift),
-            at(places.dq_sum),
-            int(places.lse_delta_rows),
-            int(places.dq_tiles),
-            Divider::by(places.splits),
-            at(places.dk_partial),
-            at(places.dv_partial)};
-  }
-
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
-    int32_t const status = check(p);
+    int32_t status = check_shape(p);
+    if (status == ATTENTION_AUTOTUNER_OK) status = Host::check_pointers(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     Workspace const places(p);
     if (!takes_workspace(workspace, places.bytes)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     int const most_ctas = multiprocessors[device].load(std::memory_order_relaxed);  // registers leave room for one each
     if (most_ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     auto at = [workspace](int64_t bytes) { return static_cast<char*>(workspace) + bytes; };
-    Common const common = arguments_of(p, workspace);
+    Common const common = Host::arguments_of(p, places, workspace);
     int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
     int* const complete = reinterpret_cast<int*>(at(places.complete));
     float* const bias_sums = reinterpret_cast<float*>(at(places.bias_sums));
     float* const mask_sums = reinterpret_cast<float*>(at(places.mask_sums));
     auto* const blocks = reinterpret_cast<ListedBlock*>(at(places.listed));
     BlockList const listed{blocks + 1, &blocks->block};
-    int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
+    int64_t const heads = places.heads;
     int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRowsOf<Config::kEarlyLaunches>);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if constexpr (Mods::kSpanned) {

@@ -27,7 +27,7 @@ struct RetNetBackwardSm90Entry : AttentionBackwardSm90Entry<Config> {
     int32_t const status = Base::launch(p, workspace, stream, device);
     if constexpr (Base::kMasked) {
       if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) {
-        return launch_mask_gradient<Config>(Base::arguments_of(p, workspace), stream);
+        return launch_mask_gradient<Config>(Base::arguments_of(p, typename Base::Workspace(p), workspace), stream);
       }
     }
     return status;

@@ -11,6 +11,7 @@
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/sink_gradient.cuh"
 #include "attention_autotuner/common/spans.cuh"
+#include "attention_autotuner/host/backward.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
@@ -21,25 +22,16 @@
 
 namespace attention_autotuner {
 
-inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// The factor of the scores: see common/backward_arguments.cuh.
-inline float score_factor(attention_autotuner_retnet_backward_params const& p) { return p.scale; }
-template <typename AttentionParams>
-inline float score_factor(AttentionParams const& p) {
-  return p.softmax_scale * kLog2E;
-}
-
 template <typename Config>
-struct BackwardEntry {
-  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  using KernelParams = BackwardParamsOf<Config>;
-  using Params = typename AbiParams<KernelParams>::Type;
-  using Arguments = BackwardArguments<KernelParams>;
+struct BackwardEntry : BackwardHost<Config> {
+  using Host = BackwardHost<Config>;
+  using Host::check_shape;
+  using typename Host::Arguments;
+  using typename Host::Params;
+  // Not by using: g++ does not find such names in a lambda of a template.
+  static constexpr bool kPacked = Host::kPacked, kSpanned = Host::kSpanned;
   static constexpr bool kOnePass = Config::kPlan == Plan::kOnePass;
   static constexpr bool kHasKeys = Config::kPlan != Plan::kThreeKernels;
-  static constexpr bool kPacked = kIsPacked<Config>;
-  static constexpr bool kSpanned = kIsSpanned<Config>;
   static constexpr bool kHasSinks = ModificationsOf<Config>::Type::template kHas<Sinks>;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -110,80 +102,40 @@ struct BackwardEntry {
     return status;
   }
 
-  // Where the buffers of the workspace start, in bytes.
-  struct Workspace {
-    int64_t lse_delta_rows, dq_tiles;
-    int64_t shift, dq_sum, dk_partial, dv_partial, bias_sums, mask_sums, spans, bytes;
-    int splits;
+  // CTAs that share a block of keys.
+  static int count_splits(Params const& p) {
+    if (kPacked) return 1;
+    int block = 0;
+    for_each_pass([&block](auto, auto, auto traits) {
+      using Traits = decltype(traits);
+      if (!Traits::kByQueries) block = maximum(block, Traits::kBlockRows);
+      return int32_t(ATTENTION_AUTOTUNER_OK);
+    });
+    int const group = p.heads_q / p.heads_kv;
+    int64_t const ctas = int64_t(divide_up(p.seqlen_k, block)) * p.heads_kv * p.batch;
+    return count_head_splits(ctas, group, Config::kEnoughCtas);
+  }
+  struct Workspace : Host::Places {
+    int64_t bias_sums, mask_sums;
 
-    explicit Workspace(Params const& p) {
-      int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
-      lse_delta_rows = round_up(p.seqlen_q + kLseDeltaPadding, kLseDeltaPadding);
-      if constexpr (kPacked) {
-        lse_delta_rows = count_blocks(p.total_q, p.batch, kLseDeltaPadding, kLseDeltaSpare) * kLseDeltaPadding;
-      }
-      shift = heads * lse_delta_rows * int64_t(sizeof(float));
-      dq_sum = bytes = 2 * shift;
-      dq_tiles = 0;
+    explicit Workspace(Params const& p) : Host::Places(p, count_splits(p)) {
       if constexpr (kOnePass) {
         using T = KeyPassTraits<Config>;
-        dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
-        if constexpr (kPacked) dq_tiles = count_blocks(p.total_q, p.batch, T::kBlockM);
-        bytes += heads * dq_tiles * (T::kBlockM * T::kPaddedDimQK) * int64_t(sizeof(float));
+        this->dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
+        if constexpr (kPacked) this->dq_tiles = count_blocks(p.total_q, p.batch, T::kBlockM);
+        this->bytes += this->heads * this->dq_tiles * (T::kBlockM * T::kPaddedDimQK) * int64_t(sizeof(float));
       }
-      dk_partial = dv_partial = bytes;
-      splits = count_splits(p);
-      if (splits > 1) {
-        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
-        dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
-        bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
-      }
-      spans = bytes;
-      if constexpr (kSpanned) bytes += count_spans<true>(p) * int64_t(sizeof(int2));
-      bias_sums = bytes;
-      bytes += BiasGradient<Config>::workspace_bytes(p);
-      mask_sums = bytes;
-      bytes += AttnMaskGradient<Config>::workspace_bytes(p);
-    }
-
-    static int count_splits(Params const& p) {
-      if (kPacked) return 1;
-      int block = 0;
-      for_each_pass([&block](auto, auto, auto traits) {
-        using Traits = decltype(traits);
-        if (!Traits::kByQueries) block = maximum(block, Traits::kBlockRows);
-        return int32_t(ATTENTION_AUTOTUNER_OK);
-      });
-      int const group = p.heads_q / p.heads_kv;
-      int64_t const ctas = int64_t(divide_up(p.seqlen_k, block)) * p.heads_kv * p.batch;
-      return count_head_splits(ctas, group, Config::kEnoughCtas);
+      this->take_partial_sums(p);
+      this->take_spans(p);
+      bias_sums = this->bytes;
+      this->bytes += BiasGradient<Config>::workspace_bytes(p);
+      mask_sums = this->bytes;
+      this->bytes += AttnMaskGradient<Config>::workspace_bytes(p);
     }
   };
 
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
-  }
-
-  static int32_t check_shape(Params const& p) {
-    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p) &&
-                      has_values<typename ModificationsOf<Config>::Type>(p);
-    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
-  }
-  static int32_t check(Params const& p) {
-    int32_t const status = check_shape(p);
-    if (status != ATTENTION_AUTOTUNER_OK) return status;
-    constexpr int kBytes = Config::kCopyBytes;
-    auto queries = [&p](attention_autotuner_tensor const& tensor, int bytes) {
-      return aligned(tensor, bytes, batch_of<kPacked>(p), p.heads_q, rows_of_queries<kPacked>(p));
-    };
-    auto keys = [&p](attention_autotuner_tensor const& tensor, int bytes) {
-      return aligned(tensor, bytes, batch_of<kPacked>(p), p.heads_kv, rows_of_keys<kPacked>(p));
-    };
-    bool const pointers = queries(p.q, kBytes) && queries(p.dout, kBytes) && keys(p.k, kBytes) && keys(p.v, kBytes) &&
-                          queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16) &&
-                          mask_aligned<kScoreMod>(p, kBytes);
-    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
   // Launches a pass over blocks of `rows` rows of `heads` heads.
@@ -205,36 +157,15 @@ struct BackwardEntry {
     return cuda_status(cudaGetLastError());
   }
 
-  static Arguments arguments_of(Params const& p, void* workspace) {
-    Workspace const places(p);
-    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    auto const params_of_kernels = [&]() -> KernelParams {
-      if constexpr (kSpanned) {
-        return with_spans(with_window(p), reinterpret_cast<int2*>(at(places.spans)));
-      } else {
-        return with_window(p);
-      }
-    };
-    return {params_of_kernels(),
-            score_factor(p),
-            at(0),
-            at(places.shift),
-            at(places.dq_sum),
-            int(places.lse_delta_rows),
-            int(places.dq_tiles),
-            Divider::by(places.splits),
-            at(places.dk_partial),
-            at(places.dv_partial)};
-  }
-
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
-    int32_t status = check(p);
+    int32_t status = check_shape(p);
+    if (status == ATTENTION_AUTOTUNER_OK) status = Host::check_pointers(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     Workspace const places(p);
     if (!takes_workspace(workspace, places.bytes)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    Arguments const arguments = arguments_of(p, workspace);
-    int64_t const heads = int64_t(batch_of<kPacked>(p)) * p.heads_q;
+    Arguments const arguments = Host::arguments_of(p, places, workspace);
+    int64_t const heads = places.heads;
     int64_t const preprocess_grid = heads * divide_up(arguments.lse_delta_rows, kPreprocessRows);
     if (preprocess_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if constexpr (kSpanned) {

@@ -29,7 +29,7 @@ struct RetNetBackwardEntry : BackwardEntry<Config> {
     int32_t const status = Base::launch(p, workspace, stream, device);
     if constexpr (kMasked) {
       if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) {
-        return launch_mask_gradient<Config>(Base::arguments_of(p, workspace), stream);
+        return launch_mask_gradient<Config>(Base::arguments_of(p, typename Base::Workspace(p), workspace), stream);
       }
     }
     return status;

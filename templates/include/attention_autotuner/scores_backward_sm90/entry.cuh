@@ -10,6 +10,7 @@
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/backward.cuh"
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
@@ -37,10 +38,11 @@ struct DkPassSm90<Config, true> {
 };
 
 template <typename Config>
-struct BackwardSm90Entry {
+struct BackwardSm90Entry : BackwardHost<Config> {
+  using Host = BackwardHost<Config>;
+  using typename Host::Params;
   using Element = typename Config::Element;
-  using Params = attention_autotuner_retnet_backward_params;
-  using Common = BackwardArguments<Params>;
+  using Common = typename Host::Arguments;
   using Dq = PassSm90Traits<Config, typename Config::Dq, Result::kDq>;
   using DkPass = DkPassSm90<Config, kStoresScoresOf<Config>>;
   using Dk = typename DkPass::Traits;
@@ -93,48 +95,29 @@ struct BackwardSm90Entry {
     return status;
   }
 
-  // Where the buffers of the workspace start, in bytes.
-  struct Workspace {
-    int64_t lse_delta_rows, shift, dk_partial, dv_partial, scores, bytes;
-    int splits;
+  static int count_splits(Params const& p) {
+    int const group = p.heads_q / p.heads_kv;
+    int64_t const ctas = int64_t(divide_up(p.seqlen_k, Dk::kBlockRows)) * p.heads_kv * p.batch;
+    return count_head_splits(ctas, group, Config::kEnoughCtas);
+  }
+  struct Workspace : Host::Places {
+    int64_t scores;
 
-    explicit Workspace(Params const& p) {
-      lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
-      shift = int64_t(p.batch) * p.heads_q * lse_delta_rows * int64_t(sizeof(float));
-      dk_partial = dv_partial = bytes = 2 * shift;
-      splits = count_splits(p);
-      if (splits > 1) {
-        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
-        dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
-        bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
+    explicit Workspace(Params const& p) : Host::Places(p, count_splits(p)) {
+      this->take_partial_sums(p);
+      scores = (this->bytes + 255) / 256 * 256;
+      if constexpr (Dq::kStoresScores) {
+        this->bytes = scores + Bands(p, this->splits, Config::kEnoughCtas).all_bytes();
       }
-      scores = (bytes + 255) / 256 * 256;
-      if constexpr (Dq::kStoresScores) bytes = scores + Bands(p, splits, Config::kEnoughCtas).all_bytes();
-    }
-    static int count_splits(Params const& p) {
-      int const group = p.heads_q / p.heads_kv;
-      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Dk::kBlockRows)) * p.heads_kv * p.batch;
-      return count_head_splits(ctas, group, Config::kEnoughCtas);
     }
   };
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
   }
-
   static int32_t check_shape(Params const& p) {
-    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) &&
-                      has_score_mod_inputs<ScoreMod::kMasked>(p) && !(p.r_grad && p.o.data == nullptr);
-    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
-  }
-  static int32_t check(Params const& p) {
-    int32_t const status = check_shape(p);
+    int32_t const status = Host::check_shape(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    auto queries = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_q, p.seqlen_q); };
-    auto keys = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_kv, p.seqlen_k); };
-    bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
-                          keys(p.dk) && keys(p.dv) && aligned(p.mask, 16, 1, p.heads_q, p.seqlen_q);
-    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    return p.r_grad && p.o.data == nullptr ? ATTENTION_AUTOTUNER_BAD_SHAPE : ATTENTION_AUTOTUNER_OK;
   }
 
   // --- launches ------------------------------------------------------------------------------------------------------
@@ -259,23 +242,14 @@ struct BackwardSm90Entry {
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
-    int32_t status = check(p);
+    int32_t status = check_shape(p);
+    if (status == ATTENTION_AUTOTUNER_OK) status = Host::check_pointers(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     Workspace const places(p);
     if (!takes_workspace(workspace, places.bytes)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     int const ctas = multiprocessors[device].load(std::memory_order_relaxed);
     if (ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
-    Common const common{p,
-                        p.scale,
-                        at(0),
-                        at(places.shift),
-                        nullptr,
-                        int(places.lse_delta_rows),
-                        0,
-                        Divider::by(places.splits),
-                        at(places.dk_partial),
-                        at(places.dv_partial)};
+    Common const common = Host::arguments_of(p, places, workspace);
     int64_t const rows = int64_t(p.batch) * p.heads_q * common.lse_delta_rows;
     if (rows > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if (p.r_grad) {
