@@ -12,6 +12,7 @@
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/launch_config.cuh"
 #include "attention_autotuner/host/split_kv.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
@@ -178,17 +179,9 @@ struct AttentionForwardSm90Entry {
 
   // The slices of a tile of rows as a cluster.
   static int32_t launch_clusters(softmax_forward::ArgumentsOf<T> const& arguments, int ctas, cudaStream_t stream) {
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = T::kVSlices;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(ctas / T::kVSlices * T::kVSlices);
-    config.blockDim = dim3(T::kThreads);
-    config.dynamicSmemBytes = T::kSmemBytes;
-    config.stream = stream;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    cudaLaunchAttribute cluster = cluster_attribute(T::kVSlices);
+    cudaLaunchConfig_t const config =
+        launch_config(ctas / T::kVSlices * T::kVSlices, T::kThreads, T::kSmemBytes, stream, &cluster, 1);
     return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90<Config>, arguments));
   }
 

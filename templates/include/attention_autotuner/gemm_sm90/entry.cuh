@@ -7,6 +7,7 @@
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/launch_config.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 
 namespace attention_autotuner {
@@ -86,13 +87,11 @@ struct GemmSm90Entry {
     arguments.partial = list.splits > 1 ? static_cast<float*>(workspace) : nullptr;
     arguments.m = p.m;
     arguments.n = p.n;
-    cudaLaunchAttribute cluster;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = T::kCluster;
-    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchAttribute cluster = cluster_attribute(T::kCluster);
     int const ctas = T::kCluster * minimum(list.items, resident / T::kCluster);
-    cudaError_t const error = start(gemm_sm90<Config>, arguments, ctas, T::kThreads, T::kSmemBytes,
-                                    T::kCluster > 1 ? &cluster : nullptr, stream);
+    cudaLaunchConfig_t const config =
+        launch_config(ctas, T::kThreads, T::kSmemBytes, stream, &cluster, T::kCluster > 1 ? 1 : 0);
+    cudaError_t const error = cudaLaunchKernelEx(&config, gemm_sm90<Config>, arguments);
     if (error != cudaSuccess || list.splits == 1) return cuda_status(error);
     int64_t const sum_ctas = (int64_t(p.m) * p.n / kChunk + kGemmSumThreads - 1) / kGemmSumThreads;
     return EarlyLaunch::start(true, gemm_sm90_sum<Config>, int(sum_ctas), kGemmSumThreads, 0, stream, arguments);
@@ -100,19 +99,6 @@ struct GemmSm90Entry {
 
   static attention_autotuner_kernel_info info() {
     return kernel_info<Config, Params>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
-  }
-
- private:
-  static cudaError_t start(void (*kernel)(GemmSm90Arguments), GemmSm90Arguments const& arguments, int ctas, int threads,
-                           int smem_bytes, cudaLaunchAttribute* attribute, cudaStream_t stream) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(ctas);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = smem_bytes;
-    config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = attribute == nullptr ? 0 : 1;
-    return cudaLaunchKernelEx(&config, kernel, arguments);
   }
 };
 

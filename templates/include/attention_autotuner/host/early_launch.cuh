@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/launch_config.cuh"
 
 namespace attention_autotuner {
 
@@ -30,13 +31,8 @@ class EarlyLaunch {
   static int32_t start(bool early, void (*kernel)(Parameters...), dim3 ctas, int threads, int smem_bytes,
                        cudaStream_t stream, Arguments const&... arguments) {
     cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config{};
-    config.gridDim = ctas;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = smem_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? attributes(attribute) : 0;
+    unsigned const count = early ? attributes(attribute) : 0;
+    cudaLaunchConfig_t const config = launch_config(ctas, threads, smem_bytes, stream, &attribute, count);
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
   }
 

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "attention_autotuner/host/launch_config.cuh"
+
 namespace attention_autotuner {
 
 // All CTAs at once, when there is room for them and the kernel ahead has ended; cudaErrorCooperativeLaunchTooLarge
@@ -13,13 +15,7 @@ cudaError_t launch_together(void (*kernel)(Parameters...), dim3 ctas, int thread
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = ctas;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = smem_bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchConfig_t const config = launch_config(ctas, threads, smem_bytes, stream, &attribute, 1);
   cudaError_t const error = cudaLaunchKernelEx(&config, kernel, arguments...);
   if (error != cudaErrorCooperativeLaunchTooLarge && error != cudaErrorNotSupported) return error;
   cudaGetLastError();

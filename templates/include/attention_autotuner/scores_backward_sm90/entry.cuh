@@ -15,6 +15,7 @@
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
+#include "attention_autotuner/host/launch_config.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm90/kernel.cuh"
@@ -178,21 +179,14 @@ struct BackwardSm90Entry : BackwardHost<Config> {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
                         Divider::by(heads), Divider::by(batches),      Divider::by(p.heads_q / p.heads_kv)};
+    int grid = minimum(int(tiles), minimum(ctas, kMostCtas));
     cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(minimum(int(tiles), minimum(ctas, kMostCtas)));
-    config.blockDim = dim3(T::kThreads);
-    config.dynamicSmemBytes = T::kSmemBytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = EarlyLaunch::attributes(attributes[0]);
+    unsigned count = EarlyLaunch::attributes(attributes[0]);
     if constexpr (T::kSharesScores) {  // the slices of a tile of rows are a cluster
-      cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-      cluster.id = cudaLaunchAttributeClusterDimension;
-      cluster.val.clusterDim.x = T::kSlices;
-      cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-      config.gridDim.x -= config.gridDim.x % T::kSlices;
+      attributes[count++] = cluster_attribute(T::kSlices);
+      grid -= grid % T::kSlices;
     }
+    cudaLaunchConfig_t const config = launch_config(grid, T::kThreads, T::kSmemBytes, stream, attributes, count);
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
   }
   template <typename T>
