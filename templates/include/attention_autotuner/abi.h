@@ -267,11 +267,7 @@ typedef struct attention_autotuner_kernel_info {
   int32_t copy_bytes;
 } attention_autotuner_kernel_info;
 
-#if defined(_WIN32)
-#define ATTENTION_AUTOTUNER_EXPORT __declspec(dllexport)
-#else
 #define ATTENTION_AUTOTUNER_EXPORT __attribute__((visibility("default")))
-#endif
 
 /* The least version of this header that has every field the artifact reads: callers of that or of a later minor version
  * may launch it. */

@@ -16,7 +16,6 @@
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/threads.cuh"
-#include "attention_autotuner/sm90/cluster.cuh"
 #include "attention_autotuner/sm90/remote.cuh"
 
 namespace attention_autotuner::softmax_forward {

@@ -3,8 +3,6 @@
 // Every static_assert here is the twin of a named predicate in kernels/attention_forward_sm90/rules.py.
 #pragma once
 
-#include <cstdint>
-
 #include "attention_autotuner/attention_forward_sm90/score_values.cuh"
 #include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"

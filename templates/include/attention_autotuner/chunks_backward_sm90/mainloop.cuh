@@ -35,7 +35,6 @@ struct ChunkBackwardState : ChunkBackwardRegisters<T> {
   using Base::count;
   using Base::first_column;
   using Base::group;
-  using Base::log2_gamma;
   using Base::own_piece;
   using Base::part;
   using Base::state;

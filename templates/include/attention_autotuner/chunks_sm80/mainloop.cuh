@@ -45,7 +45,6 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::first;
   using Base::head;
   using Base::load_state;
-  using Base::log2_gamma;
   using Base::plan_fetch;
   using Base::power;
   using Base::raise_scale;
@@ -56,7 +55,6 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::state;
   using Base::state_scale;
   using Base::store_state;
-  using Base::super;
   using Base::unit;
   using Base::update_state;
   using Base::warp_column;

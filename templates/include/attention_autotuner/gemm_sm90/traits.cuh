@@ -3,8 +3,6 @@
 // Every static_assert here is the twin of a named predicate in kernels/gemm_sm90/rules.py.
 #pragma once
 
-#include <cstdint>
-
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"

@@ -15,9 +15,6 @@
 // A kernel with any modification takes windows, too: WindowedParams is true for its params.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <type_traits>
 
 #include "attention_autotuner/abi.h"

@@ -4,7 +4,6 @@
 
 #include <type_traits>
 
-#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/scores_backward_sm90/producer.cuh"

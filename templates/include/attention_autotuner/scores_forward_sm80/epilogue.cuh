@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attention_autotuner/common/convert.cuh"
-#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"

@@ -4,7 +4,6 @@
 // CuTe has the same in headers that take longer to compile than a kernel.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
