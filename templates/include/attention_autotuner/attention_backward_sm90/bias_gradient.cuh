@@ -1,4 +1,5 @@
-// The gradient of attention's bias table: of what its pass over keys sums, or by family sm80's kernel of its own.
+// The gradient of attention's bias table: of what its pass over keys sums, or by a kernel of its own
+// (common/bias_gradient.cuh).
 //
 // The pass sums tables of short distances, of one query head a CTA, where shared memory has room: see bias_sums.cuh.
 #pragma once

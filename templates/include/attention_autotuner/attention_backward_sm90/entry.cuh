@@ -1,5 +1,5 @@
 // Host side of an attention or retnet backward artifact of family sm90: workspace, checks, TMA descriptors, launches.
-// Rows' LSE and delta and split reductions are those of family sm80.
+// Rows' LSE and delta and split reductions are by kernels of common/.
 #pragma once
 
 #include "attention_autotuner/abi.h"

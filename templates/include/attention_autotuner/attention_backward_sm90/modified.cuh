@@ -4,8 +4,8 @@
 // -slope |distance| is linear in rows and columns of a tile on either side of the diagonal, and goes into what the
 // exponents subtract. So does the entry of a bias table, which is a constant of tiles that are far from the diagonal. A
 // tensor of masks is read where it lies, score by score: rows of a pass over keys are its columns.
-// Windows are a matter of masks and of which tiles are visited. The gradient of sinks is that of family sm80, in
-// common/sink_gradient.cuh; that of tables is in bias_gradient.cuh.
+// Windows are a matter of masks and of which tiles are visited. The gradient of sinks is in common/sink_gradient.cuh,
+// or the kernel that converts dQ finds it; that of tables is in bias_gradient.cuh.
 #pragma once
 
 #include <cstdint>

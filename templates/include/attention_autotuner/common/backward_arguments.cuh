@@ -27,10 +27,9 @@ template <typename Params>
 struct BackwardArguments {
   Params params;
   float c;
-  float* base;   // workspace: [batch, heads_q, lse_delta_rows]
-  float* shift;  // alike
-  float*
-      dq_sum;  // workspace: [batch, heads_q, dq_tiles, block_m x padded_dim_qk in fragment order]; one-pass plan only
+  float* base;    // workspace: [batch, heads_q, lse_delta_rows]
+  float* shift;   // alike
+  float* dq_sum;  // workspace, of plans of one pass: [batch, heads_q, dq_tiles, sums of a tile in its kernel's order]
   int lse_delta_rows;
   int dq_tiles;
   // CTAs that share a block of keys, each with some of the group's query heads (a split reduction). Where they are more

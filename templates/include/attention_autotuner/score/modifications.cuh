@@ -1,5 +1,5 @@
 // What bends the scores of attention before the softmax: the modifications that a kernel is compiled with, and their
-// values in its params (ABI 1004).
+// values in its params.
 //
 // A modification is a class of a dozen lines, made of a launch's params for one batch entry and one query head:
 //

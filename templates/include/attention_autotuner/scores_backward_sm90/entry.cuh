@@ -1,6 +1,6 @@
 // Host side of a retnet backward artifact of family sm90: workspace, checks, TMA descriptors, preparation and launches.
 //
-// Rows' LSE and delta, split reductions and the gradient of the mask are those of family sm80.
+// Rows' LSE and delta, split reductions and the gradient of the mask are by kernels of common/.
 #pragma once
 
 #include "attention_autotuner/abi.h"
