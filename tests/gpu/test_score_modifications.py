@@ -36,6 +36,11 @@ DIMS: tuple[dict[str, Any], ...] = (
     {"dim_qk": 72, "dim_v": 80, "alignment_bytes": 2},
 )
 ALONE = (*DIMS[:2], DIMS[3])  # of kinds with one modification
+SMALL: dict[str, Any] = {
+    "dim_qk": 32,
+    "dim_v": 32,
+    "dtype": "bf16",
+}  # whose backward takes long steps
 PASSES: tuple[dict[str, Any], ...] = (
     {"direction": "forward"},
     {"direction": "backward"},
@@ -99,6 +104,9 @@ def cases() -> Iterator[Case]:
         yield Case(problem=replace(BASE, **named), family="sm90", pattern=pattern)
     for named, dims in product(PASSES, DIMS[:2]):
         yield Case(problem=replace(BASE, **KINDS["bias"], **named, **dims), family="sm90")
+    for kind, named in product(("plain", "window", "alibi", "bias", "sinks"), PASSES[1:]):
+        problem = replace(BASE, **KINDS.get(kind, {}), **named, **SMALL)
+        yield Case(problem=problem, family="sm90", pattern="c128s2x2_own.*early")
 
 
 @pytest.fixture(autouse=True)
