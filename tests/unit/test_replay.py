@@ -60,7 +60,7 @@ def misaligned() -> torch.Tensor:
 def test_tensors_of_another_kind_are_not_recognised(
     replays: Replays, plan: launch.Plan, other: Callable[[], torch.Tensor]
 ) -> None:
-    replays.remember(key_of("asked"), plan, torch.randn(SHAPE), torch.randn(SHAPE))
+    replays.remember(key_of("asked", torch.ones(1)), plan, torch.randn(SHAPE), torch.randn(SHAPE))
     assert replays.find("asked", torch.randn(SHAPE), torch.randn(SHAPE)) is plan
     assert replays.find("asked", torch.randn(SHAPE), other()) is None
     assert replays.find("else", torch.randn(SHAPE), torch.randn(SHAPE)) is None
@@ -74,7 +74,7 @@ def test_modes_and_transforms_are_not_passed_by(replays: Replays, plan: launch.P
             return func(*args, **(kwargs or {}))
 
     x = torch.randn(SHAPE)
-    replays.remember(key_of("asked"), plan, x)
+    replays.remember(key_of("asked", x), plan, x)
     seen: list[launch.Plan | None] = []
     with Mode():
         seen.append(replays.find("asked", x))
@@ -92,7 +92,7 @@ def test_plans_of_other_settings_or_before_new_records_are_not_found(
     replays: Replays, plan: launch.Plan
 ) -> None:
     x = torch.randn(SHAPE)
-    replays.remember(key_of("asked"), plan, x)
+    replays.remember(key_of("asked", x), plan, x)
     with settings.override(strict_kernels=True):
         assert replays.find("asked", x) is None
     dispatch.invalidate()
@@ -102,8 +102,12 @@ def test_plans_of_other_settings_or_before_new_records_are_not_found(
 def test_a_few_kinds_of_call_may_ask_the_same(replays: Replays, plan: launch.Plan) -> None:
     calls = [torch.randn(SHAPE[0], SHAPE[1], n, SHAPE[3]) for n in range(1, KINDS + 2)]
     for x in calls:
-        replays.remember(key_of("asked"), plan, x)
+        replays.remember(key_of("asked", x), plan, x)
     assert [replays.find("asked", x) for x in calls] == [*[plan] * KINDS, None]
+    elsewhere = torch.empty(SHAPE, device="meta")
+    elsewhere.get_device = lambda: 1  # type: ignore[method-assign]  # of another GPU
+    replays.remember(key_of("asked", elsewhere), plan, elsewhere)
+    assert replays.find("asked", elsewhere) is plan
 
 
 def test_every_run_of_a_compiled_graph_but_the_first_is_recognised(
@@ -164,7 +168,7 @@ def test_an_eager_call_like_an_earlier_one_runs_its_plan_at_once(
     asked = ("eager", q.shape, k.shape, differentiable, OPTIONS, differentiable, True)
     with monkeypatch.context() as patch:
         patch.setattr(Replays, "takes", lambda *_: True)
-        attention_plan.FORWARD_REPLAYS.remember(key_of(asked), known, q, k, v)
+        attention_plan.FORWARD_REPLAYS.remember(key_of(asked, q), known, q, k, v)
     monkeypatch.setattr(launch, "current_device", lambda: -1)
     o = flash_attn_func(q, k, v)
     assert not o.any()
@@ -201,7 +205,7 @@ def test_an_eager_call_of_a_new_kind_is_recognised_next_time(
 def test_tensors_on_the_cpu_are_never_replayed(plan: launch.Plan) -> None:
     memory, x = attention_plan.FORWARD_REPLAYS, torch.randn(SHAPE)
     assert not memory.takes(x)
-    memory.remember(key_of("on the CPU"), plan, x)
+    memory.remember(key_of("on the CPU", x), plan, x)
     assert memory.find("on the CPU", x) is None
 
 

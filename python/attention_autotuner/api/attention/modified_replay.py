@@ -152,7 +152,7 @@ class Replay(NamedTuple):
         memory, tensors = attention_plan.FORWARD_REPLAYS, self.tensors
         plan: AnyPlan | None = memory.find(self.asked, *tensors)
         if plan is None and memory.takes(*tensors):
-            key = key_of(self.asked)
+            key = key_of(self.asked, tensors[0])
             plan = self._made()
             if isinstance(plan, ReferencePlan):
                 return None  # it takes tensors as kernels do
@@ -237,7 +237,7 @@ def replayed_backward(
     compared = _compared((*tensors, *present), values[-1] is not None)
     plan = memory.find(asked, *compared)
     if plan is None:
-        key, call = key_of(asked), make_call()
+        key, call = key_of(asked, tensors[0]), make_call()
         plan_of_call = plan_of_backward(call)
         if view is None or plan_of_call.reads_in_place:
             memory.remember(key, plan_of_call, *compared)

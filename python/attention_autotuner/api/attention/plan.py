@@ -86,7 +86,7 @@ def replayed_plan(
     asked = (caller, q.shape, k.shape, q.requires_grad, options, return_lse, view is None)
     plan: AnyPlan | None = FORWARD_REPLAYS.find(asked, q, k, v)
     if plan is None and FORWARD_REPLAYS.takes(q, k, v):
-        key = key_of(asked)
+        key = key_of(asked, q)
         of_q, of_k, of_v = as_kernels_take(view, q, k, v)
         plan = forward_plan(of_q, of_k, of_v, options, return_lse)
         if view is not None and not plan.reads_in_place:
@@ -226,7 +226,7 @@ def replayed_backward(
     if plan is None:
         if caller == "graph" and not BACKWARD_REPLAYS.takes(*tensors):
             return None
-        key = key_of(asked)
+        key = key_of(asked, grad_o)
         of_o, *four = as_kernels_take(view, grad_o, q, k, v, o)
         plan = backward_plan((of_o, None, *four, lse), options, deterministic)
         if view is None or plan.reads_in_place:

@@ -21,7 +21,10 @@ from .launch import MAX_PLANS, Plan
 from .plain import addresses
 
 KINDS = 4
-"""Kinds of call that may ask the same; the first are kept. A graph's first run is one, as torch's state differs."""
+"""Kinds of call on a GPU that may ask the same; the first are kept.
+
+A graph's first run is one, as torch's state differs.
+"""
 
 _guards_of: Callable[..., Any] | None = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
@@ -43,7 +46,7 @@ class Replays:
                 at most :data:`KINDS` kinds of call ask the same.
             tensors: of the call, in one order.
         """
-        for count, equals, plan in self._plans.get(key_of(asked), ()):
+        for count, equals, plan in self._plans.get(key_of(asked, tensors[0]), ()):
             # Torch's comparison raises where there are more or fewer tensors.
             if count == len(tensors) and equals(*tensors):
                 bits = 0
@@ -66,7 +69,8 @@ class Replays:
         """Keep a plan for :meth:`find`, unless its call is unusual or :data:`KINDS` others asked the same.
 
         Args:
-            key: :func:`key_of` what was asked, from before the plan was made: what it goes by may have changed since.
+            key: :func:`key_of` what was asked and the first tensor, from before the plan was made: what it goes by may
+                have changed since.
             plan: what served.
             tensors: as :meth:`find` takes them.
         """
@@ -81,6 +85,6 @@ class Replays:
             self._plans.remember(key, [(len(tensors), guards.check, plan), *kinds])
 
 
-def key_of(asked: Any) -> tuple[Any, int, int]:
-    """All that a plan depends on beside the tensors."""
-    return asked, dispatch.generation(), id(settings.current())
+def key_of(asked: Any, first: torch.Tensor) -> tuple[Any, int, int, int]:
+    """All that a plan depends on beside the tensors, and the GPU of the first, so that kinds are a GPU's own."""
+    return asked, first.get_device(), dispatch.generation(), id(settings.current())
