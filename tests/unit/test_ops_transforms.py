@@ -48,15 +48,16 @@ def test_gradients_are_those_of_autograd(name: str) -> None:
         torch.testing.assert_close(ours, expected)
 
 
-def test_gradients_of_gradients_are_those_of_autograd() -> None:
-    function = total(CALLS["attention"])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("packed", "by lse")])
+def test_gradients_of_gradients_are_those_of_autograd(name: str) -> None:
+    function = total(CALLS[name])
     q, k, v = make()
     once = torch.func.grad(function)
     twice = torch.func.grad(lambda q: once(q, k, v).float().square().sum())(q)
     leaf = q.clone().requires_grad_()
     (first,) = torch.autograd.grad(function(leaf, k, v), leaf, create_graph=True)
     (expected,) = torch.autograd.grad(first.float().square().sum(), leaf)
-    torch.testing.assert_close(twice, expected)
+    torch.testing.assert_close(twice, expected, atol=1e-3, rtol=1e-2)
 
 
 def test_gradients_of_every_entry_of_a_batch() -> None:
@@ -64,10 +65,16 @@ def test_gradients_of_every_entry_of_a_batch() -> None:
     q, k, v = make()
     entries = [x.unsqueeze(1) for x in (q, k, v)]
     by_entry = torch.func.vmap(torch.func.grad(function))(*entries).squeeze(1)
-    torch.testing.assert_close(by_entry, torch.func.grad(function)(q, k, v))
+    expected = torch.func.grad(function)(q, k, v)
+    torch.testing.assert_close(by_entry, expected)
+    of_map = torch.func.grad(lambda *x: torch.func.vmap(function)(*x).sum())(*entries)
+    torch.testing.assert_close(of_map.squeeze(1), expected)
 
 
 def test_a_forward_mode_derivative_is_refused() -> None:
     q, k, v = make()
     with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
         torch.func.jvp(lambda q: flash_attn_func(q, k, v), (q,), (q,))
+    for call in CALLS.values():
+        with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
+            torch.func.hessian(lambda q, call=call: total(call)(q, k, v))(q)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
@@ -121,9 +121,18 @@ def refuse_tangents(*tensors: Gradient, op: str) -> None:
             continue
         tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]  # torch's own
         if tangent is not None:
-            raise UnsupportedProblemError(
-                f"{op} has no forward-mode derivative: differentiate in reverse mode"
-            )
+            refuse_tangent(op)
+
+
+def refuse_tangent(op: str) -> NoReturn:
+    """Refuse forward-mode differentiation of an operation.
+
+    Raises:
+        UnsupportedProblemError: always.
+    """
+    raise UnsupportedProblemError(
+        f"{op} has no forward-mode derivative: differentiate in reverse mode"
+    )
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's own

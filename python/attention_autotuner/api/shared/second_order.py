@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from .plain import Gradient, notice
 
 Tensors = Sequence[Gradient]
+
+_vjp: Any = torch.func.vjp  # whose results are as many as its arguments ask for
 
 
 def notice_reference(op: str, q: torch.Tensor) -> None:
@@ -44,6 +47,8 @@ def differentiate_again(
     Returns:
         Gradients of the loss by the inputs and by the outputs' gradients, None where those are.
     """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return _by_transforms(function, inputs, gradients, directions)
     further = torch.is_grad_enabled()
 
     def in_fp32(x: torch.Tensor | None) -> torch.Tensor | None:
@@ -94,3 +99,39 @@ def differentiate_again(
         for group in (inputs, gradients)
     )
     return by_inputs, by_gradients
+
+
+def _by_transforms(
+    function: Callable[..., Sequence[torch.Tensor]],
+    inputs: Tensors,
+    gradients: Tensors,
+    directions: Tensors,
+) -> tuple[list[Gradient], list[Gradient]]:
+    """The same inside of torch.func's transforms, which refuse leaves."""
+    tensors = (*inputs, *gradients)
+    places = [place for place, x in enumerate(tensors) if x is not None]
+
+    def whole(present: Sequence[torch.Tensor]) -> list[Gradient]:
+        """Values of the tensors that are there, and None in the place of others."""
+        values = dict(zip(places, present, strict=False))
+        return [values.get(place) for place in range(len(tensors))]
+
+    def first(*present: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        of_inputs, by_outputs = present[:count], whole(present)[len(inputs) :]
+        outputs, pull = _vjp(
+            lambda *values: tuple(function(*whole(values)[: len(inputs)])), *of_inputs
+        )
+        pairs = zip(by_outputs, outputs, strict=True)
+        results = whole(pull(tuple(torch.zeros_like(o) if g is None else g for g, o in pairs)))
+        pairs_of_inputs = zip(results, directions, strict=False)
+        return tuple(x for x, d in pairs_of_inputs if x is not None and d is not None)
+
+    count = sum(place < len(inputs) for place in places)
+    _, pull = _vjp(first, *(x.float() for x in tensors if x is not None))
+    pairs = zip(inputs, directions, strict=True)
+    second = whole(pull(tuple(d.float() for x, d in pairs if x is not None and d is not None)))
+    results = [
+        None if x is None or y is None else y.to(x.dtype)
+        for x, y in zip(tensors, second, strict=True)
+    ]
+    return results[: len(inputs)], results[len(inputs) :]

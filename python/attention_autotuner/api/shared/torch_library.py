@@ -18,7 +18,7 @@ import torch
 from ...core.problem import Form
 from ...errors import UnsupportedArgumentError
 from ...serving import pinning
-from .plain import notice
+from .plain import notice, refuse_tangent
 
 NAMESPACE = "attention_autotuner"
 
@@ -70,9 +70,11 @@ class _TransformedOverload(torch._ops.OpOverload[Any, Any]):
 
     def __call__(self, /, *fields: Any, **named: Any) -> Any:
         """Compute the op."""
-        inside: Any = torch._C._functorch.peek_interpreter_stack()
-        if not (inside is None or named) and inside.key() == torch._C._functorch.TransformType.Grad:
-            return self.transformed(*fields)
+        functorch: Any = torch._C._functorch
+        if functorch.peek_interpreter_stack() is not None and not named:
+            transforms = {inside.key() for inside in functorch.get_interpreter_stack()}
+            if functorch.TransformType.Grad in transforms:
+                return self.transformed(*fields)
         return super().__call__(*fields, **named)
 
 
@@ -195,6 +197,10 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
         @staticmethod
         def forward(*arguments: Any) -> Any:
             return op(*arguments)  # as it is inside the transform
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            refuse_tangent(op._opname.partition("_")[0])
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
