@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention_autotuner import flash_attn_func
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.attention import modified
 from attention_autotuner.operations.attention.modified_inputs import modifiers_of
@@ -87,3 +88,29 @@ def test_blocks_take_fewer_operations(monkeypatch: pytest.MonkeyPatch) -> None:
             results_of("biased", torch.float32, {})
         counts.append(mode.count)
     assert counts[1] < counts[0] / 3
+
+
+@pytest.mark.parametrize(
+    "hides",
+    [
+        {"attn_mask": torch.zeros(3, 4, dtype=torch.bool)},
+        {"attn_mask": torch.full((3, 4), -torch.inf)},
+        {"causal": True, "causal_alignment": "top_left", "seqlens_k": torch.zeros(1).int()},
+    ],
+)
+def test_a_row_without_keys_whose_sink_is_minus_infinity_gives_zero(hides: dict[str, Any]) -> None:
+    q, k, v = (torch.randn(1, 2, x, 16).half() for x in (3, 4, 4))
+    sinks = torch.tensor([-torch.inf, 0.5])
+    o, lse = flash_attn_func(q, k, v, sinks=sinks, return_lse=True, **hides)
+    assert torch.equal(o, torch.zeros_like(o))
+    assert torch.equal(lse, sinks[None, :, None].expand(1, 2, 3))
+
+
+def test_gradients_of_a_row_without_keys_whose_sink_is_minus_infinity_are_zero() -> None:
+    leaves = [torch.randn(1, 2, x, 16).half().requires_grad_() for x in (3, 4, 4)]
+    sinks = torch.tensor([-torch.inf, 0.5], requires_grad=True)
+    hidden = torch.zeros(3, 4, dtype=torch.bool)
+    o, lse = flash_attn_func(*leaves, sinks=sinks, attn_mask=hidden, return_lse=True)
+    gradients = torch.autograd.grad(o.sum() + lse[:, 1].sum(), (*leaves, sinks))
+    assert not any(x.count_nonzero() for x in gradients[:3])
+    assert gradients[3].tolist() == [0.0, 3.0]

@@ -141,9 +141,11 @@ class Block:
         empty = hidden.all(-1, keepdim=True)
         s = s.masked_fill(hidden, -math.inf)
         if modifiers.sinks is not None:
-            sinks = modifiers.sinks.reshape(self._of_group)[self._heads].to(s.dtype)
-            s = torch.cat((s, sinks[..., None, None].expand(*s.shape[:4], 1)), dim=4)
-            empty = torch.zeros_like(empty)
+            sinks = modifiers.sinks.reshape(self._of_group)[self._heads].to(s.dtype)[
+                ..., None, None
+            ]
+            s = torch.cat((s, sinks.expand(*s.shape[:4], 1)), dim=4)
+            empty = empty & (sinks == -math.inf)
         return s.masked_fill(empty, 0.0), empty, derivative  # 0: no NaN and no gradient
 
     def _terms(self, s: torch.Tensor) -> Iterator[torch.Tensor]:
