@@ -107,10 +107,10 @@ def test_a_row_without_keys_whose_sink_is_minus_infinity_gives_zero(hides: dict[
 
 
 def test_gradients_of_a_row_without_keys_whose_sink_is_minus_infinity_are_zero() -> None:
-    leaves = [torch.randn(1, 2, x, 16).half().requires_grad_() for x in (3, 4, 4)]
+    q, k, v = (torch.randn(1, 2, x, 16).half().requires_grad_() for x in (3, 4, 4))
     sinks = torch.tensor([-torch.inf, 0.5], requires_grad=True)
     hidden = torch.zeros(3, 4, dtype=torch.bool)
-    o, lse = flash_attn_func(*leaves, sinks=sinks, attn_mask=hidden, return_lse=True)
-    gradients = torch.autograd.grad(o.sum() + lse[:, 1].sum(), (*leaves, sinks))
+    o, lse = flash_attn_func(q, k, v, sinks=sinks, attn_mask=hidden, return_lse=True)
+    gradients = torch.autograd.grad(o.sum() + lse[:, 1].sum(), (q, k, v, sinks))
     assert not any(x.count_nonzero() for x in gradients[:3])
     assert gradients[3].tolist() == [0.0, 3.0]

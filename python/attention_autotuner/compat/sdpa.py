@@ -8,7 +8,7 @@ import torch
 
 from ..api import flash_attn_func
 from ..api.shared import checks
-from ..api.shared.options import ATTENTION, refuse_others
+from ..api.shared.options import ATTENTION, as_float, refuse_others
 from ..core.operation import require
 from ..errors import UnsupportedProblemError
 from .tensors import check_tensor, of_any_dims
@@ -54,6 +54,9 @@ def scaled_dot_product_attention(
             not is_causal,
             f"attn_mask must be None beside is_causal=True, got {checks.shown(attn_mask)}",
         )
+    if scale is not None:
+        scale = as_float("scale", scale, " or None")
+        checks.check_scale(scale, "scale")
     tensors = [query, key, value]
     for name, x in zip(("query", "key", "value"), tensors, strict=True):
         check_tensor(name, x)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..api.shared import checks
-from ..core.operation import require
+from ..core.operation import MAX_DIM_QK, MAX_DIM_V, require
 from ..errors import UnsupportedProblemError
 
 
@@ -51,11 +51,8 @@ def of_any_dims(
     Raises:
         UnsupportedProblemError: they have other dimensions, or as the function does.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_tensor(name, x)
-        check_rank(name, x, ndim)
+    check_three(ndim, q, k, v)
     dim, dim_v = q.shape[-1], v.shape[-1]
-    require(dim == k.shape[-1], f"q and k must have the same dim, got {dim} and {k.shape[-1]}")
     if softmax_scale is None and dim % checks.VECTOR_ELEMENTS:
         softmax_scale = dim**-0.5
     q, k, v = (_padded(x) for x in (q, k, v))
@@ -65,6 +62,26 @@ def of_any_dims(
     if isinstance(result, tuple):
         return result[0][..., :dim_v], result[1]
     return result[..., :dim_v]
+
+
+def check_three(ndim: int, q: Any, k: Any, v: Any) -> None:
+    """Check that q, k and v are tensors of ``ndim`` dimensions, and their head dims before these are padded.
+
+    Raises:
+        UnsupportedProblemError: they are not, or one is too large.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, x)
+        check_rank(name, x, ndim)
+    dim, dim_v = q.shape[-1], v.shape[-1]
+    require(dim == k.shape[-1], f"q and k must have the same dim, got {dim} and {k.shape[-1]}")
+    require(dim <= MAX_DIM_QK, f"dim of q and k must be at most {MAX_DIM_QK}, got {dim}")
+    require(dim_v <= MAX_DIM_V, f"dim of v must be at most {MAX_DIM_V}, got {dim_v}")
+
+
+def padded_shape(x: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor whose last dim is padded."""
+    return (*x.shape[:-1], x.shape[-1] + -x.shape[-1] % checks.VECTOR_ELEMENTS)
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:

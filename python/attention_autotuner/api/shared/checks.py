@@ -14,7 +14,7 @@ import torch
 from ...core.operation import require
 from ...core.problem import DType, Problem
 from ...errors import UnsupportedProblemError
-from .plain import notice
+from .plain import is_plain, notice
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 VECTOR_BYTES = 16
@@ -140,8 +140,23 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **problem: 
     Raises:
         UnsupportedProblemError: they name nothing that can be computed here.
     """
-    named = (("q", q), ("k", k), ("v", v))
-    for name, x in named:
+    check_kinds(q, k, v)
+    check_shapes(q.shape, k.shape, v.shape, **problem)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        # An array without elements may have strides of 0, as NumPy's have.
+        require(
+            x.stride(3) == 1 or x.numel() == 0,
+            f"{name} must have unit stride in its last dim, got {x.stride(3)}",
+        )
+
+
+def check_kinds(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check the layouts, ranks, dtypes and devices of q, k and v.
+
+    Raises:
+        UnsupportedProblemError: kernels take no such tensors, or one is of another kind than the others.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
         check_layout(name, x)
         check_dims(name, x)
         require(x.dtype in DTYPE_NAMES, f"{name} must be float16 or bfloat16, got {x.dtype}")
@@ -153,16 +168,14 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **problem: 
         q.device == k.device == v.device,
         f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",
     )
-    _check_shapes(q.shape, k.shape, v.shape, problem)
-    for name, x in named:
-        require(
-            x.stride(3) == 1, f"{name} must have unit stride in its last dim, got {x.stride(3)}"
-        )
 
 
-def _check_shapes(
-    q: Sequence[int], k: Sequence[int], v: Sequence[int], problem: Mapping[str, Any]
-) -> None:
+def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int], **problem: Any) -> None:
+    """Check the shapes of q, k and v; see :func:`check_tensors`.
+
+    Raises:
+        UnsupportedProblemError: they do not fit together, or are outside the limits of a problem.
+    """
     require(q[0] == k[0] == v[0], f"q, k and v must have one batch, got {q[0]}, {k[0]} and {v[0]}")
     require(k[1] == v[1], f"k and v must have the same heads, got {k[1]} and {v[1]}")
     if k[1] == 0:
@@ -225,6 +238,11 @@ def check_like(
     )
     require(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
     require(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
+
+
+def has_values(x: torch.Tensor) -> bool:
+    """True where a tensor's values can be read at once: on the CPU, and where nothing traces or transforms the call."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(x)
 
 
 def check_results(

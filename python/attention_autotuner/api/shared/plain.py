@@ -65,6 +65,11 @@ def is_watched() -> bool:
     )
 
 
+def is_plain(x: Any) -> bool:
+    """Return True for a tensor that is no subclass, where nothing sees the call."""
+    return type(x) in PLAIN_TYPES and not is_watched()
+
+
 def addresses(*tensors: Any) -> list[int] | None:
     """Where tensors lie, if the dispatcher would do no more with them than call our kernel; None is passed over.
 
