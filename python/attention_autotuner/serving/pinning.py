@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +27,15 @@ def pinned_name(device_type: naming.DeviceType | None, config: Config | Sequence
         config: a candidate, or several: one for each direction.
 
     Raises:
-        UnknownCandidateError: a config is no candidate's.
+        UnknownCandidateError: a config is no candidate's, or there is none.
         UnsupportedArchitectureError: the policy is unknown.
     """
-    configs = [config] if isinstance(config, (str, Mapping)) else list(config)
+    configs: Any = [config] if isinstance(config, (str, Mapping)) else config
+    # Bytes are a sequence, of numbers.
+    if not isinstance(configs, Sequence) or isinstance(configs, (bytes, bytearray)) or not configs:
+        raise UnknownCandidateError(
+            f"config must be a candidate's name or its config, or a list of them, got {_shown(config)}"
+        )
     policy = "" if device_type is None else naming.policy_name(device_type)
     name = SEPARATOR.join([policy, *map(_name_of, configs)])
     naming.NAMES.remember(name, name)
@@ -39,12 +45,20 @@ def pinned_name(device_type: naming.DeviceType | None, config: Config | Sequence
 def _name_of(config: Config) -> str:
     if isinstance(config, str):
         return config
+    if not isinstance(config, Mapping):
+        raise UnknownCandidateError(
+            f"config must be a candidate's name or its config, got {_shown(config)}"
+        )
     try:
         return candidate_from_config(config).name
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise UnknownCandidateError(
             f"config must be a candidate's name or its config, got {config!r}: {error}"
         ) from error
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def split(name: str) -> tuple[str, list[str]]:
