@@ -9,7 +9,7 @@ import torch
 
 from ... import settings
 from ...core.operation import require
-from ...core.problem import DIM_MULTIPLE
+from ...core.problem import DIM_MULTIPLE, Problem
 from ...operations.gemm.problem import of_sizes
 from ...serving import dispatch
 from ..shared import checks, launch, planning
@@ -88,15 +88,28 @@ def product(call: Call) -> torch.Tensor:
     return plan.run(a, b)[0].view(a.shape[0], b.shape[1])
 
 
-def _plan(call: Call) -> launch.Plan | launch.ReferencePlan:
+def problem_of(call: Call) -> Problem | None:
+    """The problem of a call, None of one with a size of 0.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+    """
     check_call(call)
+    a, b, _ = call
+    (m, k), n = a.shape, b.shape[1]
+    if 0 in (m, k, n):
+        return None
+    operands: Any = lies("a", a) + lies("b", b)
+    return of_sizes(m, n, k, dtype=checks.DTYPE_NAMES[a.dtype], operands=operands)
+
+
+def _plan(call: Call) -> launch.Plan | launch.ReferencePlan:
+    problem = problem_of(call)
     a, b, device_type = call
-    (m, k), n, problem = a.shape, b.shape[1], None
+    m, n = a.shape[0], b.shape[1]
     views = {"a": a[None, None], "b": b[None, None]}
-    if 0 not in (m, k, n):
-        operands: Any = lies("a", a) + lies("b", b)
-        problem = of_sizes(m, n, k, dtype=checks.DTYPE_NAMES[a.dtype], operands=operands)
-        pairs = zip(views.items(), operands, strict=True)
+    if problem is not None:
+        pairs = zip(views.items(), problem.operands, strict=True)
         views = {name: x if side == "n" else x.mT for (name, x), side in pairs}
 
     def by_reference(*read: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -113,7 +126,7 @@ def _plan(call: Call) -> launch.Plan | launch.ReferencePlan:
 
 
 def _on_cpu(call: Call) -> torch.Tensor:
-    check_call(call)
+    problem_of(call)  # what no kernel takes is refused here, too
     return torch.mm(call.a, call.b)
 
 
