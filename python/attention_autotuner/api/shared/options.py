@@ -27,7 +27,7 @@ class Off(NamedTuple):
     hint: str = ""
 
 
-MASKS = "attention here takes no mask beside causal=True"
+MASKS = "masks here are causal, window_size, prefix_lens, document_ids and attn_mask, as far as a function has them"
 COMMON = {"cu_seqlens": Off(hint="pad the batch, or call once for each sequence")}
 ATTENTION: Mapping[str, Off] = {
     "block_mask": Off(hint=MASKS),
@@ -45,6 +45,9 @@ ATTENTION: Mapping[str, Off] = {
 RETENTION: Mapping[str, Off] = {"head_first": Off(False, "layout says it")}
 RETNET: Mapping[str, Off] = {**RETENTION, **COMMON}
 """Options of other packages' functions -> the value that leaves each off."""
+SYNONYMS: Mapping[str, str] = {"softmax_scale": "scale", "scale": "softmax_scale"}
+HINTS: Mapping[str, str] = {"causal": "it is causal always, leave it out"}
+"""Arguments of some functions -> a hint for callers of one without it."""
 
 
 def refuse_others(
@@ -60,7 +63,11 @@ def refuse_others(
         if option is None:
             known = inspect.signature(function).parameters
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            meant = SYNONYMS.get(name)
+            if meant is not None:
+                close = [meant] if meant in known else []
             hint = f"; did you mean {close[0]}?" if close else ""
+            hint = f"; {HINTS[name]}" if name in HINTS else hint
             raise UnsupportedArgumentError(
                 f"{function.__name__} has no argument {name!r}, got {name}={checks.shown(value)}{hint}"
             )
