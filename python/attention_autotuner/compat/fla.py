@@ -13,6 +13,7 @@ import torch
 
 from ..api import retention_func
 from ..api.shared.options import RETENTION, Off, refuse_others
+from ..core.operation import require
 from .tensors import check_tensor, readable
 
 _OFF = {
@@ -43,7 +44,7 @@ def chunk_retention(
         initial_state: ``[batch, heads, dim_qk, dim_v]``, computed with in fp32; None is zeros. With ``cu_seqlens``
             there is one for each sequence.
         output_final_state: whether the final state is returned; else None is.
-        cu_seqlens: integers ``[sequences + 1]`` on q's device, from 0: where the sequences of batch entry 0 end.
+        cu_seqlens: int32 or int64 ``[sequences + 1]`` on q's device, from 0: where the sequences of batch entry 0 end.
         head_first: must be False.
 
     Returns:
@@ -108,6 +109,10 @@ def _retention(
     for name, x in {"q": q, "k": k, "v": v, **optional}.items():
         if x is not None or name not in optional:
             check_tensor(name, x)
+    if cu_seqlens is not None:  # numbers of other dtypes would be cut off
+        dtype = cu_seqlens.dtype
+        integers = (torch.int32, torch.int64)
+        require(dtype in integers, f"cu_seqlens must be one of {integers}, got {dtype}")
     q, k, v = (readable(x) for x in (q, k, v))
     options = {"layout": "bshd", "scale": scale, "output_final_state": output_final_state}
     initial = None if state is None else state.float()

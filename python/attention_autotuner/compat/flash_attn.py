@@ -169,13 +169,13 @@ def flash_attn_with_kvcache(
         checks.check_scale(softmax_scale, SCALE)
     _check_caches(q, k_cache, v_cache)
     named = _bent(q, window_size, softcap, alibi_slopes)
-    cache_seqlens = _lengths(q, cache_seqlens, 0 if k is None else k.shape[1], k_cache.shape[1])
+    lengths = _lengths(q, cache_seqlens, 0 if k is None else k.shape[1], k_cache.shape[1])
     if cache_leftpad is not None:
         check_tensor("cache_leftpad", cache_leftpad)
         check_bounds(q, cache_leftpad=cache_leftpad)
     new = None
     if k is not None or v is not None:
-        if k is None or v is None or cache_seqlens is None:
+        if k is None or v is None or lengths is None:
             raise UnsupportedProblemError(
                 "k, v and cache_seqlens must be given together where new keys are written, got k="
                 f"{checks.shown(k)}, v={checks.shown(v)}, cache_seqlens={checks.shown(cache_seqlens)}"
@@ -184,14 +184,14 @@ def flash_attn_with_kvcache(
         for name, (cache, x) in pairs.items():
             shape = (*k.shape[:2], *cache.shape[2:])
             checks.check_like(name, x, shape, cache.dtype, cache.device)
-        new = (cache_seqlens, pairs)
-        cache_seqlens = cache_seqlens + k.shape[1]
-    if cache_seqlens is not None:
-        check_bounds(q, cache_seqlens=cache_seqlens)
+        new = (lengths, pairs)
+        lengths = lengths + k.shape[1]
+    if lengths is not None:
+        check_bounds(q, cache_seqlens=lengths)
     if new is not None:
         _append(*new)
     named |= {"layout": "bshd", "causal": causal, "return_lse": return_softmax_lse}
-    named |= {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
+    named |= {"seqlens_k": lengths, "starts_k": cache_leftpad}
     with torch.no_grad():  # or it would be packed, which has a gradient and takes longer
         results = of_any_dims(api.flash_attn_func, 4, q, k_cache, v_cache, softmax_scale, **named)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k_cache, v_cache))):
@@ -242,7 +242,7 @@ def _check_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
         _FITTING.remember(key, True)
 
 
-def _lengths(q: torch.Tensor, lengths: Any, new: int, size: int) -> Any:
+def _lengths(q: torch.Tensor, lengths: Any, new: int, size: int) -> torch.Tensor | None:
     """The keys that caches have, int32 ``[batch]``, of a number or a tensor; values on a GPU are not looked at.
 
     Raises:
@@ -256,11 +256,12 @@ def _lengths(q: torch.Tensor, lengths: Any, new: int, size: int) -> Any:
         require(0 <= lengths <= most, f"{words}, got {lengths}")
         return q.new_full(q.shape[:1], lengths, dtype=torch.int32)
     check_tensor("cache_seqlens", lengths)
-    checks.check_like("cache_seqlens", lengths, q.shape[:1], torch.int32, q.device)
-    if checks.has_values(lengths):
-        wrong = [x for x in lengths.tolist() if not 0 <= x <= most]
+    tensor: torch.Tensor = lengths
+    checks.check_like("cache_seqlens", tensor, q.shape[:1], torch.int32, q.device)
+    if checks.has_values(tensor):
+        wrong = [x for x in tensor.tolist() if not 0 <= x <= most]
         require(not wrong, f"{words}, got {wrong}")
-    return lengths
+    return tensor
 
 
 def _append(ends: torch.Tensor, pairs: dict[str, tuple[Any, Any]]) -> None:
@@ -359,7 +360,8 @@ def flash_attn_varlen_kvpacked_func(
 def _window(window: Any) -> Any:
     """A window whose negative sides are no bound."""
     if isinstance(window, (list, tuple)):
-        return tuple(max(x, -1) if isinstance(x, int) else x for x in window)
+        sides = map(checks.whole, window)
+        return tuple(max(x, -1) if isinstance(x, int) else x for x in sides)
     return window
 
 

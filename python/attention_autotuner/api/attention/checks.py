@@ -65,13 +65,14 @@ def check_window(window: object) -> tuple[int, int]:
     Raises:
         UnsupportedProblemError: it is anything else, or one is less than -1 or more than 2**30.
     """
-    if not (is_pair(window, -1) and all(isinstance(x, int) for x in window)):
+    sides = [checks.whole(x) for x in window] if isinstance(window, (tuple, list)) else None
+    if not (is_pair(sides, -1) and all(isinstance(x, int) for x in sides)):
         # The text only here: torch.compile traces no repr of a window that it takes for a variable.
         shown = checks.shown(window)
         raise UnsupportedProblemError(
             f"window_size must be two integers from -1 to 2**30, got {shown}"
         )
-    left, right = window
+    left, right = sides
     return left, right
 
 
@@ -208,7 +209,7 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
     check_window(modifiers.window_size)
     require(
         0 <= modifiers.softcap < math.inf,
-        f"softcap must be a finite number, 0 for none, got {modifiers.softcap}",
+        f"softcap must be a finite number, 0 for none, and not negative, got {modifiers.softcap}",
     )
     batch, heads = q.shape[:2]
     ends = modifiers.cu_seqlens_q

@@ -156,12 +156,18 @@ def flash_attn_func(
         softmax_scale = attention_checks.check_options(
             causal, softmax_scale, causal_alignment, return_lse, deterministic
         )
+    # An array must not come as far as a comparison; a list is looked at behind the dispatcher.
+    if window_size is not NO_WINDOW and not (
+        isinstance(window_size, list)  # type: ignore[redundant-expr]  # untyped callers
+        or (type(window_size) is tuple and [type(x) for x in window_size] == [int, int])
+    ):
+        window_size = attention_checks.check_window(window_size)
     bounds = {}
     if seqlens_k is not None or starts_k is not None:
         both = {"seqlens_k": seqlens_k, "starts_k": starts_k}
         bounds = {name: x for name, x in both.items() if x is not None}
     modified = (
-        window_size != NO_WINDOW
+        (window_size is not NO_WINDOW and window_size != NO_WINDOW)
         or alibi_slopes is not None
         or bias is not None
         or attn_mask is not None

@@ -133,9 +133,13 @@ def _forward_empty(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    o, lse = _forward_fake(call)
+    for name, rows in zip(CU_SEQLENS, (call.q.shape[2], call.k.shape[2]), strict=True):
+        ends = getattr(call, name)
+        if ends is not None:
+            checks.check_ends(name, ends, rows)
     if checks.is_empty(call.q, call.k):
         return _forward_empty(call)
-    o, lse = _forward_fake(call)
     bounds: dict[str, Any] = {name: getattr(call, name) for name in BOUNDS}
     if call.document_ids is not None:
         attention_checks.check_order(call.document_ids)

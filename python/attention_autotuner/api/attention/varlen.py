@@ -66,7 +66,7 @@ def flash_attn_varlen_func(
         v: ``[total_k, heads_kv, dim_v]``.
         cu_seqlens_q: int32 ``[sequences + 1]`` on q's device, from 0, ascending: sequence b has the rows
             ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]``, perhaps none. Rows behind the last sequence give o = 0, and
-            their gradients are 0. The values are not checked: those of a GPU are not read here.
+            their gradients are 0. Values on a GPU are not read here, and so not checked.
         cu_seqlens_k: the same of keys.
         max_seqlen_q: the greatest length of queries, from which the kernel is chosen; it bounds nothing.
         max_seqlen_k: the same of keys.
@@ -118,6 +118,7 @@ def flash_attn_varlen_func(
     scale = attention_checks.check_options(
         causal, softmax_scale, causal_alignment, return_lse, deterministic
     )
+    max_seqlen_q, max_seqlen_k = checks.whole(max_seqlen_q), checks.whole(max_seqlen_k)
     for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         require(
             is_integer(length) and 0 <= length <= MAX_EXTENT,

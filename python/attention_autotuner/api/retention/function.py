@@ -75,7 +75,7 @@ def retention_func(
             returned. Without gradients.
         cu_seqlens: int32 ``[sequences + 1]`` on q's device, from 0, ascending, as fla has it: sequence b has the rows
             ``cu_seqlens[b]`` to ``cu_seqlens[b + 1]`` of batch entry 0, perhaps none. Rows behind the last sequence
-            give o = 0, and their gradients are 0. The values are not checked: those of a GPU are not read here.
+            give o = 0, and their gradients are 0. Values on a GPU are not read here, and so not checked.
         max_seqlen: the greatest length of these sequences, from which a kernel is chosen; it bounds nothing. None is as
             many as there are rows.
         config: the candidate that serves, whatever was tuned: its name or its ``config``, as ``candidates --json`` has
@@ -109,6 +109,7 @@ def retention_func(
         or type(inplace_state) is not bool  # type: ignore[redundant-expr]  # as above
         or max_seqlen is not None
     ):
+        max_seqlen = checks.whole(max_seqlen)
         retention_checks.check_longest(max_seqlen)
         scale = retention_checks.check_types(scale, form, output_final_state, inplace_state)
     if layout is not options.BHSD or not (

@@ -36,6 +36,8 @@ def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     o, state = _forward_fake(call)
+    if call.cu_seqlens is not None:
+        checks.check_ends("cu_seqlens", call.cu_seqlens, call.q.shape[2])
     checks.notice_exchanged(call.q, call.k)
     if call.q.shape[1] > 0:
         reference_o, final = retention_packed(

@@ -160,7 +160,7 @@ def check_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
     require(mask.dtype == q.dtype, f"mask must have q's dtype {q.dtype}, got {mask.dtype}")
     require(mask.device == q.device, f"mask must be on q's device {q.device}, got {mask.device}")
     require(
-        mask.shape[2] == 1 or mask.stride(2) == 1,
+        mask.shape[2] == 1 or mask.stride(2) == 1 or mask.numel() == 0,
         f"mask must have unit stride in its last dim, got {mask.stride(2)}",
     )
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -35,6 +37,32 @@ def to_float(number: Any) -> float:
         return float(number)
     except OverflowError:
         return math.inf if number > 0 else -math.inf
+
+
+def whole(number: Any) -> Any:
+    """NumPy's integers as Python's, anything else as it is."""
+    # Python's own first: torch.compile traces no question about others.
+    if type(number) is int or torch.compiler.is_compiling():
+        return number
+    is_other = isinstance(number, Integral) and not isinstance(number, int)
+    return int(number) if is_other else number
+
+
+def check_ends(name: str, ends: torch.Tensor, rows: int) -> None:
+    """Check where packed sequences end, if the values lie on the CPU; those of a GPU are not looked at.
+
+    Rows behind the last sequence are nobody's, so that they may end before the rows do.
+
+    Raises:
+        UnsupportedProblemError: they do not begin at 0, decrease, or go beyond the rows.
+    """
+    if ends.device.type != "cpu":
+        return
+    values = ends.tolist()
+    require(values[0] == 0, f"{name} must begin with 0, got {values[0]}")
+    for left, right in pairwise(values):
+        require(left <= right, f"{name} must never decrease, got {right} after {left}")
+    require(values[-1] <= rows, f"{name} must end within the {rows} rows, got {values[-1]}")
 
 
 def check_scale(scale: float | None, name: str) -> None:
