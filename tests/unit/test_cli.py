@@ -146,10 +146,11 @@ def test_flags_name_the_problem(capsys: Capture, flags: list[str], problem: Prob
         (["--device-type", "A100", "--mask", "decay"], "UnsupportedProblemError", "mask"),
     ],
 )
-def test_a_typed_error_is_one_line_and_status_1(
+def test_a_typed_error_is_one_line_and_status_1_or_that_of_wrong_usage(
     capsys: Capture, flags: list[str], kind: str, message: str
 ) -> None:
-    assert main(["candidates", *flags, "--json"]) == 1
+    status = 2 if kind == "UnsupportedProblemError" else 1
+    assert main(["candidates", *flags, "--json"]) == status
     captured = capsys.readouterr()
     said = json.loads(captured.out)["error"]
     assert said["type"] == kind

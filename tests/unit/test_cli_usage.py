@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import signal
@@ -42,6 +43,8 @@ def refused(capsys: Capture, *arguments: str) -> str:
         (["candidates", "--dtype", "fp64"], "argument --dtype: invalid choice: 'fp64'"),
         (["cache", "gc", "--max-size", "much"], "must be a size such as 500M"),
         (["tune", "--all", *A100], "--all chooses the GPUs itself"),
+        (["why", "--window-size", "-1"], "must be two integers such as 1023,0, got '-1'"),
+        (["why", "--packed-rows", "100"], "must be two integers such as 17000,17000, got '100'"),
     ],
 )
 def test_wrong_usage_is_one_line_of_usage_and_the_error(
@@ -124,6 +127,11 @@ def test_the_page_names_the_commands_that_take_a_step() -> None:
         (["--dtype", "half"], Problem()),
         (["--dtype", "bfloat16"], Problem(dtype="bf16")),
         (["--dtype", "BF16"], Problem(dtype="bf16")),
+        (["--window-size", "-1,0"], Problem(window_size=(-1, 0))),
+        (["--window-size", "-1,-1", "--causal"], Problem(causal=True)),
+        (["--window-size=-1,4k"], Problem(window_size=(-1, 4096))),
+        (["--op", "gemm"], Problem(op="gemm", batch=1, heads_q=1, heads_kv=1)),
+        (["--packed-rows", "16384,9"], Problem(packed_rows=(16384, 9))),
     ],
 )
 def test_other_spellings_name_the_same_problem(flags: list[str], problem: Problem) -> None:
@@ -133,15 +141,28 @@ def test_other_spellings_name_the_same_problem(flags: list[str], problem: Proble
 
 
 @pytest.mark.parametrize(
-    ("flags", "error"),
+    ("flags", "error", "status"),
     [
-        (["--dim-qk", "20"], "error: --dim-qk must be a positive multiple of 8, got 20\n"),
-        (["--heads", "6", "--heads-kv", "4"], "--heads must be a multiple of --heads-kv"),
-        (["--device-type", "V100"], "error: unknown --device-type 'V100'; known here: A100, "),
+        (["--dim-qk", "20"], "error: --dim-qk must be a positive multiple of 8, got 20\n", 2),
+        (["--heads", "6", "--heads-kv", "4"], "--heads must be a multiple of --heads-kv", 2),
+        (["--device-type", "V100"], "error: unknown --device-type 'V100'; known here: A100, ", 1),
+        (["--seqlen", "0"], "error: --seqlen must be at least 1, got 0\n", 2),
+        (["--form", "parallel"], "error: --form is for retention forward, got 'parallel'", 2),
+        (["--operands", "nt"], "error: --operands is for gemm, got 'nt' for attention\n", 2),
+        (["--documents", "4"], "error: --documents is a number of documents", 2),
+        (["--modifications", "soft"], "error: --modifications must be of ('softcap', ", 2),
+        (["--op", "gemm", "--heads", "4"], "--batch, --heads and --heads-kv must be 1 for gemm", 2),
+        (
+            ["--batch", "1", "--seqlen", "128", "--packed-rows", "128,9000000"],
+            "error: --packed-rows must be at most --batch times --seqlen and --seqlen-k",
+            2,
+        ),
     ],
 )
-def test_errors_speak_of_options(capsys: Capture, flags: list[str], error: str) -> None:
-    assert main(["candidates", *A100, *flags]) == 1
+def test_errors_speak_of_options(
+    capsys: Capture, flags: list[str], error: str, status: int
+) -> None:
+    assert main(["candidates", *A100, *flags]) == status
     said = capsys.readouterr().err
     assert error in said
     assert len(said) < 200
@@ -159,6 +180,33 @@ def test_without_a_gpu_the_option_to_name_one_is_said(
     assert main(["candidates"]) == 1
     said = capsys.readouterr().err
     assert said == f"error: {NO_GPU}; name the architecture, e.g. --device-type A100\n"
+
+
+@pytest.mark.parametrize("words", [["records", "prove"], ["bring-up"]])
+def test_a_command_of_the_present_gpu_is_not_told_to_name_another(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def no_library(_: str) -> None:
+        raise OSError
+
+    probe = importlib.import_module(
+        "attention_autotuner.arch.probe"
+    )  # the package has a function of the name
+    monkeypatch.setattr(probe.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(probe, "cuda_driver", probe.CudaDriver)  # which is remembered
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.endswith("cannot be loaded; this command works on the GPU of this machine alone\n")
+    assert "device" not in said
+
+
+@pytest.mark.parametrize("words", [["records", "show"], ["records", "rm"], ["cache", "rm"]])
+def test_a_pattern_that_matches_nothing_is_a_failure_and_said(
+    capsys: Capture, words: list[str]
+) -> None:
+    for options in ([], ["--json"]):
+        assert main([*words, "nope", *options]) == 1
+        assert re.fullmatch(r"error: no .* matches 'nope'\n", capsys.readouterr().err)
 
 
 def test_the_main_job_says_first_that_there_is_no_gpu(

@@ -12,7 +12,7 @@ from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
 from .console import named, print_json, print_line, print_table
-from .options import FAILED, OK, command, option
+from .options import FAILED, OK, command, nothing_matches, option
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 DAY_SECONDS = 86400.0
@@ -85,7 +85,7 @@ def run_rm(arguments: argparse.Namespace) -> int:
         print_json({"removed": [entry_json(entry) for entry in removed]})
     else:
         print_entries(f"{len(removed)} removed", removed)
-    return OK if removed else FAILED
+    return OK if removed else nothing_matches(arguments.pattern, "kernel")
 
 
 @command("cache verify")

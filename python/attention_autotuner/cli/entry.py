@@ -32,7 +32,7 @@ from . import (  # noqa: F401  # they name the commands
     tuning,
 )
 from .console import full_tables
-from .options import COMMANDS, FAILED, INTERRUPTED, Parser, add_command, in_flags
+from .options import COMMANDS, FAILED, INTERRUPTED, USAGE, Parser, add_command, in_flags
 
 PROGRAM = "attention-autotuner"
 # In the list of commands; a group has a command for each of its actions.
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failure = {"type": type(error).__name__, "message": str(error)}
             print(json.dumps({"error": failure}))
         print(f"error: {in_flags(str(error), parsed)}", file=sys.stderr)
-        return FAILED
+        return USAGE if getattr(parsed, "wrong_usage", False) else FAILED
     return status
 
 

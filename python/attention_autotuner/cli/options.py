@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ..arch import Policy, names
 from ..core.candidate import Candidate
 from ..core.modifications import VALUED
+from ..core.operation import require
 from ..core.problem import (
     CAUSAL_ALIGNMENTS,
     DIRECTIONS,
@@ -28,7 +29,7 @@ from ..core.problem import (
     Problem,
     operations,
 )
-from ..errors import NoCandidateError
+from ..errors import NoCandidateError, UnsupportedProblemError
 from ..kernels.cost_model import Estimate, rank
 from ..operations.registry import OPERATIONS
 from ..serving.untuned import read_problems
@@ -56,6 +57,9 @@ SAME_NAMES = (
 )
 
 _DEFAULT = Problem()
+# Fields of one word that messages open with or name beside others; elsewhere they are plain English.
+_WORDS = ("form", "operands", "documents", "modifications", "batch", "mask", "dtype", "direction")
+_OTHER_GPU = "; name the architecture instead, e.g. device_type='A100'"  # of an error without a GPU
 COMMANDS: dict[str, tuple[Run, tuple[Adder, ...]]] = {}
 """Name -> what it does and what adds its options, in the order of the modules."""
 
@@ -70,10 +74,12 @@ class _Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are a short line of usage and the error."""
+    """A parser whose errors are a short line of usage and the error, and whose values may begin with a minus."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": _Help, **options})
+        # Else -1,0 is taken for an option; no option here begins with a digit.
+        self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
         """Print the error and end the program with status 2."""
@@ -117,6 +123,10 @@ def add_command(commands: Commands, name: str) -> None:
         add(parser)
 
 
+class Usual(int):
+    """A default that another operation may have another of."""
+
+
 def positive(text: str) -> int:
     """An argparse type: an integer of at least 1."""
     value = int(text)
@@ -133,12 +143,17 @@ def length(text: str) -> int:
     return int(match[1]) * (1024 if match[2] else 1)
 
 
-def window(text: str) -> tuple[int, int]:
+def window(text: str, such: str = "1023,0") -> tuple[int, int]:
     """An argparse type: two integers with a comma between, each as :func:`length` takes it."""
     left, comma, right = text.partition(",")
     if not comma:
-        raise argparse.ArgumentTypeError(f"must be two integers such as 1023,0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be two integers such as {such}, got {text!r}")
     return length(left), length(right)
+
+
+def rows(text: str) -> tuple[int, int]:
+    """An argparse type: rows of q and k with a comma between."""
+    return window(text, "17000,17000")
 
 
 def names_of(text: str) -> tuple[str, ...]:
@@ -209,13 +224,14 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     words = f"of attention: what bends its scores, of {', '.join(VALUED)}; default: nothing"
     option("--modifications", type=names_of, metavar="NAMES", help=words)
     words = "of attention, retention: rows of q and k in all packed sequences, --batch of up to --seqlen; default: none"
-    option("--packed-rows", type=window, metavar="ROWS_Q,ROWS_K", help=words)
+    option("--packed-rows", type=rows, metavar="ROWS_Q,ROWS_K", help=words)
     words = "of attention with document_ids: documents of a sequence; default: one in 1024 rows"
     option("--documents", type=positive, metavar="N", help=words)
     words = "of gemm: n for a factor that lies by rows, t for one by columns"
     option("--operands", choices=OPERANDS, help=words)
     usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
-    parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
+    usual |= {"batch": Usual(_DEFAULT.batch), "heads": Usual(_DEFAULT.heads_q)}
+    parser.set_defaults(**usual, seqlen=_DEFAULT.seqlen_q)
 
 
 add_step = partial(add_problem, step=True)
@@ -265,16 +281,28 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
     """The problem that the options name; of a step, the backward one.
 
     Raises:
-        UnsupportedProblemError: it is outside what kernels here solve.
+        UnsupportedProblemError: it is outside what kernels here solve, which is noted as wrong usage.
     """
-    a = arguments
+    try:
+        return _problem_of(arguments)
+    except UnsupportedProblemError:
+        arguments.wrong_usage = True
+        raise
+
+
+def _problem_of(a: argparse.Namespace) -> Problem:
     semantics = OPERATIONS[a.op].semantics
     mask: Mask = a.mask or semantics.default_mask
-    return Problem(
+    heads, others = int(a.heads), {name: getattr(a, name) for name in SAME_NAMES}
+    if semantics.usual and isinstance(a.batch, Usual):
+        others["batch"] = semantics.usual["batch"]
+    if semantics.usual and isinstance(a.heads, Usual):
+        heads = semantics.usual["heads_q"]
+    problem = Problem(
         direction="backward" if a.direction == STEP else a.direction,
         mask=mask,
-        heads_q=a.heads,
-        heads_kv=a.heads if a.heads_kv is None else a.heads_kv,
+        heads_q=heads,
+        heads_kv=heads if a.heads_kv is None else a.heads_kv,
         seqlen_q=a.seqlen,
         seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
         dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
@@ -282,8 +310,17 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         packed_rows=a.packed_rows or NOT_PACKED,
         modifications=a.modifications or (),
         causal=a.causal or semantics.is_causal(mask),
-        **{name: getattr(a, name) for name in SAME_NAMES},
+        **others | {"batch": int(others["batch"])},
     )
+    for count, longest in zip(
+        problem.packed_rows, (problem.seqlen_q, problem.seqlen_k), strict=True
+    ):
+        require(
+            count <= problem.batch * longest,
+            f"packed_rows must be at most batch times seqlen_q and seqlen_k, {problem.batch} sequences of "
+            f"{longest}, got {count}",
+        )
+    return problem
 
 
 def problems_of(arguments: argparse.Namespace) -> tuple[Problem, ...]:
@@ -294,6 +331,12 @@ def problems_of(arguments: argparse.Namespace) -> tuple[Problem, ...]:
     """
     problem = problem_of(arguments)
     return problems_of_step(problem) if arguments.direction == STEP else (problem,)
+
+
+def nothing_matches(pattern: str, what: str) -> int:
+    """Say on stderr that a pattern names nothing; the exit status."""
+    print(f"error: no {what} matches {pattern!r}", file=sys.stderr)
+    return FAILED
 
 
 def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> Ranked:
@@ -322,10 +365,19 @@ def in_flags(message: str, arguments: argparse.Namespace) -> str:
 
     ``dim_qk must be`` becomes ``--dim-qk must be``, and ``device_type='A100'`` becomes ``--device-type A100``.
     """
+    if not hasattr(arguments, "device_type"):
+        message = message.replace(
+            _OTHER_GPU, "; this command works on the GPU of this machine alone"
+        )
     fields = set(FLAGS) | {name for name in asdict(_DEFAULT) if "_" in name}
     flags = {name: FLAGS.get(name, "--" + name.replace("_", "-")) for name in fields}
     for name, flag in flags.items():
         if hasattr(arguments, flag.removeprefix("--").replace("-", "_")):
             message = re.sub(rf"\b{name}='?([\w.]+)'?", rf"{flag} \1", message)
             message = re.sub(rf"(?<![\w.-]){name}\b", flag, message)
+    for name in _WORDS:
+        if hasattr(arguments, name):
+            message = re.sub(
+                rf"(?<![\w.-]){name}(?= must| is|=|, --| times --)", f"--{name}", message
+            )
     return message

@@ -22,7 +22,7 @@ from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
 from .console import microseconds, named, print_json, print_line, print_table, progress, ratio
-from .options import FAILED, add_jobs, command, option
+from .options import FAILED, add_jobs, command, nothing_matches, option
 
 
 def add_pattern(parser: argparse.ArgumentParser, **needed: Any) -> None:
@@ -119,15 +119,14 @@ def run_show(arguments: argparse.Namespace) -> int:
     records = [kept.record for _, kept in chosen(arguments) if kept.record is not None]
     if arguments.json:
         print_json({"records": [record.to_json() for record in records]})
-        return 0
-    for record in records:
+    for record in () if arguments.json else records:
         print_line(f"{record.problem.describe()} on {record.arch}, {record.environment.gpu_name}")
         print_table(
             f"tuned for {record.purpose}, {'confirmed' if record.confirmed else 'not confirmed'}",
             ["", "candidate", "outcome", "measured us", "of best", "proof", "source", "code"],
             [_cells(record, entry) for entry in record.entries],
         )
-    return 0 if records else FAILED
+    return 0 if records else nothing_matches(arguments.pattern, "readable record")
 
 
 def _cells(record: TuningRecord, entry: CandidateEntry) -> list[str]:
@@ -191,7 +190,7 @@ def run_rm(arguments: argparse.Namespace) -> int:
         for item in removed:
             print_line(f"removed {item.problem or item.key}")
         print_line(f"{len(removed)} records removed")
-    return 0
+    return 0 if removed else nothing_matches(arguments.pattern, "record")
 
 
 @command("records rekey", add_optional_pattern, add_jobs, add_all)

@@ -151,6 +151,11 @@ class Semantics:
         """The mask of a problem that names none: the first of :attr:`scores`."""
         return next(iter(self.scores))
 
+    @property
+    def usual(self) -> dict[str, int]:
+        """The sizes of a problem that names none, where they are others than :class:`.Problem`'s."""
+        return {} if self.batched else {"batch": 1, "heads_q": 1, "heads_kv": 1}
+
     def is_causal(self, mask: Mask) -> bool:
         """True where every problem with a mask is causal: a decay; not a mask that the operation does not take."""
         return self.scores.get(mask) == "decayed"
