@@ -186,3 +186,16 @@ def test_compiled_autograd_takes_the_backward_too(
         assert fake.read("launch_count", direction="backward") == 0  # the op was traced, not run
     for mine, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_of_key_bounds_compile_without_a_warning() -> None:
+    def call(*tensors: torch.Tensor) -> Any:
+        q, k, v, ends = tensors
+        return flash_attn_func(q, k, v, seqlens_k=ends, causal=True)
+
+    three = [torch.randn(2, 2, 6, 16).half().requires_grad_() for _ in range(3)]
+    ends = torch.tensor([3, 6], dtype=torch.int32)
+    o = torch.compile(call, backend="eager", fullgraph=True)(*three, ends)
+    assert torch.equal(o, call(*three, ends))
+    assert all(x.any() for x in torch.autograd.grad(o.sum(), three))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Literal, TypeGuard
 
 from .identity import LATER
@@ -43,12 +42,16 @@ NOT_PACKED = (0, 0)
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
 
 
-@cache
-def _semantics() -> Mapping[str, Semantics]:
-    # The registry stands above this module: each operation's semantics is written in terms of a problem.
-    from ..operations.registry import OPERATIONS
+_SEMANTICS: dict[str, Semantics] = {}  # no functools.cache, of which torch.compile warns
 
-    return {name: operation.semantics for name, operation in OPERATIONS.items()}
+
+def _semantics() -> Mapping[str, Semantics]:
+    if not _SEMANTICS:
+        # The registry stands above this module: each operation's semantics is written in terms of a problem.
+        from ..operations.registry import OPERATIONS
+
+        _SEMANTICS.update({name: operation.semantics for name, operation in OPERATIONS.items()})
+    return _SEMANTICS
 
 
 def operations() -> tuple[str, ...]:
