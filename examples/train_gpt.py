@@ -190,12 +190,12 @@ def print_training(training: Mapping[str, Any], first: str) -> None:
         means = [statistics.fmean(run["losses"][start - 1 : last]) for run in (ours, baseline)]
         figures = f"{window['difference']:>10.5f}  {window['noise']:>8.5f}"
         print(f"{start:>5}-{last:<5}  {means[0]:>15.4f}  {means[1]:>{width}.4f}  {figures}")
-    print(f"\n{'':<24}  step ms       quartiles  tokens/s  peak MiB  held out")
+    print(f"\n{'':<24}  step ms           quartiles  tokens/s  peak MiB  held out")
     for name, run in runs.items():
         quartiles = "{:.2f} .. {:.2f}".format(*run["step_ms_quartiles"])
         peak = "-" if run["peak_bytes"] is None else f"{run['peak_bytes'] / 2**20:.0f}"
-        figures = f"{run['tokens_per_second']:>10.0f}{peak:>10}{run['held_out_loss']:>10.4f}"
-        print(f"{name:<24}{run['step_ms']:>9.2f}{quartiles:>16}{figures}")
+        figures = f"{run['tokens_per_second']:>8.0f}  {peak:>8}  {run['held_out_loss']:>8.4f}"
+        print(f"{name:<24}  {run['step_ms']:>7.2f}  {quartiles:>18}  {figures}")
     print(
         f"\nA step takes {ours['step_ms'] / baseline['step_ms']:.3f} times as long as with {first}."
     )

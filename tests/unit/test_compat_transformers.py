@@ -229,7 +229,7 @@ def test_without_modules_is_causal_a_keyword_decides() -> None:
     ("options", "message"),
     [
         ({"dropout": 0.1}, r"dropout must be 0, got 0\.1"),
-        ({"position_bias": torch.zeros(1)}, "position_bias must be None"),
+        ({"position_bias": torch.zeros(1)}, r"position_bias must be None, got Tensor \[1\]"),
         ({"block_indices": torch.zeros(1)}, "block_indices must be None"),
         ({"output_attentions": True}, "output_attentions must be False"),
         ({"attention_mask": LEFT}, r"must have 4 dimensions, got \(3, 24\)"),

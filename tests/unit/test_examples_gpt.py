@@ -472,3 +472,14 @@ def test_losses_that_are_no_numbers_fail_and_are_still_reported(
     report = json.loads((tmp_path / "train_gpt.json").read_text(encoding="utf-8"))
     assert report["ok"] is False
     assert math.isnan(report["runs"]["flash_attn_func"]["losses"][0])
+
+
+def test_columns_of_steps_do_not_touch(capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"losses": [2.0], "step_ms": 1234.5, "step_ms_quartiles": (1234.25, 1235.75)}
+    run |= {"peak_bytes": None, "tokens_per_second": 12345678.0, "held_out_loss": 2.5}
+    agreement = {"windows": [], "mean_ratio": 0.5, "worst_ratio": 0.5, "reason": ""}
+    runs = dict.fromkeys((train_gpt.OURS, "torch"), run)
+    train_gpt.print_training({"runs": runs, "agreement": agreement, "same_bits": None}, "torch")
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("torch"))
+    figures = ["1234.50", "1234.25", "..", "1235.75", "12345678", "-", "2.5000"]
+    assert line.split() == ["torch", *figures]

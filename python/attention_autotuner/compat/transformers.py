@@ -27,6 +27,7 @@ from transformers.masking_utils import (
 )
 
 from ..api import flash_attn_func, flash_attn_varlen_func
+from ..api.shared import checks
 from ..core.operation import require
 from ..core.problem import NO_WINDOW
 from ..errors import UnsupportedProblemError
@@ -109,7 +110,10 @@ def attention(
     require(dropout == 0.0, f"{NAME}: attention dropout must be 0, got {dropout}")
     for name in REFUSED:
         option = options.get(name)
-        require(option is None, f"{NAME}: {name} must be None, got {option!r:.80}")
+        if option is not None:
+            raise UnsupportedProblemError(
+                f"{NAME}: {name} must be None, got {checks.shown(option)}"
+            )
     if options.get("output_attentions"):
         raise UnsupportedProblemError(f"{NAME}: output_attentions must be False, got True")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
