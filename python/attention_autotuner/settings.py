@@ -41,10 +41,12 @@ class Kind:
     Attributes:
         parse: text to value; raises ``ValueError`` or ``KeyError`` for text it cannot read.
         allows: whether a value is in range.
+        typed: what a value that is no text must be, in messages.
     """
 
     parse: Callable[[str], Any]
     allows: Callable[[Any], bool]
+    typed: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,15 @@ def _are_user_ids(value: Any) -> bool:
     return isinstance(value, tuple) and all(type(uid) is int and uid >= 0 for uid in value)
 
 
-_USERS = Kind(_user_ids, _are_user_ids)
-_PATH = Kind(lambda text: Path(text).expanduser().absolute(), lambda value: isinstance(value, Path))
-_BOOL = Kind(lambda text: _SWITCH[text.lower()], lambda value: isinstance(value, bool))
-_SECONDS = Kind(float, lambda value: _is_positive(value, (int, float)))
-_COUNT = Kind(int, lambda value: _is_positive(value, int))
+_USERS = Kind(_user_ids, _are_user_ids, "a tuple of numbers of users")
+_PATH = Kind(
+    lambda text: Path(text).expanduser().absolute(), lambda value: isinstance(value, Path), "a Path"
+)
+_BOOL = Kind(
+    lambda text: _SWITCH[text.lower()], lambda value: isinstance(value, bool), "True or False"
+)
+_SECONDS = Kind(float, lambda value: _is_positive(value, (int, float)), "an int or a float")
+_COUNT = Kind(int, lambda value: _is_positive(value, int), "an int")
 
 
 def _setting(kind: Kind, allowed: str, shown: str, meaning: str, **value: Any) -> Any:
@@ -230,7 +236,8 @@ class Settings:
         for setting in TABLE:
             value = getattr(self, setting.field)
             if not setting.allows(value):
-                raise SettingsError(f"{setting.field}={value!r}: must be {setting.allowed}")
+                typed = setting.kind.typed and f"; as no text, {setting.kind.typed}"
+                raise SettingsError(f"{setting.field}={value!r}: must be {setting.allowed}{typed}")
 
     def mode_of(self, direction: str) -> Mode:
         """The mode of calls of a direction."""
@@ -307,8 +314,10 @@ def reload() -> Settings:
 def override(**changes: Any) -> Iterator[Settings]:
     """Change settings inside a ``with`` block, for this thread or task only.
 
+    The logger is one for all threads, and ``log_level`` changes it for all while the block runs.
+
     Args:
-        changes: fields of :class:`Settings` by name. Paths may be given as strings.
+        changes: fields of :class:`Settings` by name, also as the text that their variables take.
 
     Raises:
         SettingsError: a field does not exist or its value is outside its range.
@@ -317,8 +326,9 @@ def override(**changes: Any) -> Iterator[Settings]:
     for name, value in changes.items():
         if name not in rows:
             raise SettingsError(f"there is no setting {name!r}; known: {', '.join(sorted(rows))}")
-        if rows[name].kind is _PATH and isinstance(value, str):
-            changes[name] = _PATH.parse(value)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError, KeyError):  # else Settings says what is wrong
+                changes[name] = rows[name].kind.parse(value)
     settings = _shared(replace(current(), **changes))
     level_before = logging.getLogger(NAME).level
     if "log_level" in changes:

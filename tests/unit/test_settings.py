@@ -13,6 +13,7 @@ from attention_autotuner import settings
 from attention_autotuner.core.user_cache import default_cache_dir
 from attention_autotuner.errors import SettingsError
 from attention_autotuner.settings import PREFIX, TABLE, Settings, from_environment
+from tests.conftest import REPOSITORY
 from tests.snippets.settings_table import markdown_table
 
 
@@ -222,3 +223,18 @@ def test_the_default_cache_is_the_same_without_platformdirs(
     with_it = default_cache_dir()
     monkeypatch.setitem(sys.modules, "platformdirs", None)
     assert default_cache_dir() == with_it
+
+
+def test_override_takes_what_variables_take() -> None:
+    texts = {"trust_owners": "root", "strict_picks": "yes", "jobs": "2", "budget_seconds": "1.5"}
+    with settings.override(**texts, mode="OFF") as now:
+        assert now.trust_owners == (0,)
+        assert now.strict_picks is True
+        assert (now.jobs, now.budget_seconds, now.mode) == (2, 1.5, "off")
+
+
+def test_the_page_names_the_field_that_is_called_otherwise_than_its_variable() -> None:
+    page = (REPOSITORY / "docs" / "settings.md").read_text(encoding="utf-8")
+    for setting in TABLE:
+        if setting.field != setting.variable.lower():
+            assert f"that of `{setting.name}` is `{setting.field}`" in page
