@@ -22,7 +22,12 @@ from attention_autotuner.codegen.build import BuildTarget
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.errors import ToolchainError, UntunedError
+from attention_autotuner.errors import (
+    ToolchainError,
+    UnsupportedArchitectureError,
+    UnsupportedProblemError,
+    UntunedError,
+)
 from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.tuning import search
 from tests.fake_kernels import CPU, serve_fakes
@@ -156,3 +161,21 @@ def test_the_calls_of_a_model_are_noted_and_not_computed(
         layer(x)  # a call afterwards has a kernel
         assert fake.read("launch_count") == 1
     assert not planning._RECORDED
+
+
+@pytest.mark.parametrize("of_torch", [AssertionError("no CUDA"), RuntimeError("no driver")])
+def test_a_file_is_read_first_and_then_wants_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path, of_torch: Exception
+) -> None:
+    def current_device() -> int:
+        raise of_torch
+
+    monkeypatch.setattr(launch, "current_device", current_device)
+    with pytest.raises(UnsupportedArchitectureError, match=r"warmup loads kernels.* no "):
+        warming.warmup(file)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        warming.warmup(tmp_path / "absent.jsonl")
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("{")
+    with pytest.raises(UnsupportedProblemError, match="must hold JSON problems"):
+        warming.warmup(damaged)

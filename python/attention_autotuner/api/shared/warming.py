@@ -16,6 +16,7 @@ from ...arch.probe import probe
 from ...arch.resolution import native_arch
 from ...codegen.obtain import build_ahead
 from ...core.problem import Problem
+from ...errors import UnsupportedArchitectureError, UnsupportedArgumentError
 from ...serving import dispatch, pinning
 from ...serving.untuned import read_problems
 from . import launch, planning
@@ -45,25 +46,44 @@ def warmup(
         The problems, each once, in the order of the calls.
 
     Raises:
-        TypeError: a file has inputs or a backward pass, or a callable a device type.
+        UnsupportedArgumentError: a file has inputs or a backward pass, or a callable a device type; the target is
+            neither.
+        OSError: the file cannot be read.
         UnsupportedProblemError: the file holds something else than problems.
         UnsupportedArchitectureError: there is no GPU.
         NoCandidateError, UntunedError, ToolchainError, StoreError, BuildError, ArtifactError: as a call.
     """
     if callable(target):
         if device_type is not None:
-            raise TypeError("device_type is of a file: a callable's calls say theirs")
+            raise UnsupportedArgumentError(
+                "device_type is of a file: a callable's calls say theirs"
+            )
         wanted = _recorded(target, inputs, backward=backward)
     else:
+        if not isinstance(target, (str, Path)):
+            raise UnsupportedArgumentError(
+                f"target must be a callable or the path of a file, got {type(target).__name__} {target!r}"
+            )
         if inputs or backward:
-            raise TypeError("a file of problems takes neither inputs nor backward")
+            raise UnsupportedArgumentError("a file of problems takes neither inputs nor backward")
+        problems = read_problems(Path(target))
         name = "" if device_type is None else naming.policy_name(device_type)
-        device = launch.current_device()
-        wanted = [Asked(problem, name, device) for problem in read_problems(Path(target))]
+        device = _current_device()
+        wanted = [Asked(problem, name, device) for problem in problems]
     _build_together(wanted)
     for asked in wanted:
         planning.kernel_of(*asked)
     return tuple(dict.fromkeys(asked.problem for asked in wanted))
+
+
+def _current_device() -> int:
+    try:
+        return launch.current_device()
+    except (AssertionError, RuntimeError) as error:  # of a torch without CUDA, or without a driver
+        raise UnsupportedArchitectureError(
+            f"warmup loads kernels, which takes a GPU, and torch has none here: {error}; "
+            "`attention-autotuner warmup --problems FILE --device-type GPU` builds them anywhere"
+        ) from error
 
 
 def _recorded(call: Callable[..., Any], inputs: tuple[Any, ...], *, backward: bool) -> list[Asked]:
