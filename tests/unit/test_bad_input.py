@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_autotuner import flash_attn_func, settings, tune, tune_step
+from attention_autotuner import autotune, flash_attn_func, settings, tune, tune_step, warmup
 from attention_autotuner.errors import UnsupportedArgumentError, UnsupportedProblemError
 from attention_autotuner.settings import PREFIX, from_environment
 from tests.bad_calls import HALF, Row, calling, check_refusal, parametrize, t
@@ -27,6 +27,15 @@ def env(name: str, value: str) -> Callable[[], object]:
 
 def override(**changes: Any) -> Callable[[], object]:
     return lambda: settings.override(**changes).__enter__()
+
+
+nothing: Any = None
+no_listener: Any = []
+
+
+def tunable(x: int, n: int = 0) -> int:
+    """A function with a configuration."""
+    return x + n
 
 
 def tuning(**fields: Any) -> Callable[[], object]:
@@ -228,6 +237,9 @@ SETTINGS: list[Row] = [
     ("override jobs 0", override(jobs=0), "must be a positive integer", "0"),
     ("override budget", override(budget_seconds=math.inf), "a positive number", "inf"),
     ("override switch", override(always_tune=1), "must be 1, true", "1"),
+    ("override jobs text", override(jobs="some"), "a positive integer; as no text, an int", "some"),
+    ("override users", override(trust_owners=0), "as no text, a tuple of numbers of users", "0"),
+    ("override flag", override(strict_picks=2), "or off; as no text, True or False", "2"),
     ("override folder", override(cache_dir=None), "a folder that can be written", "None"),
 ]
 TUNE: list[Row] = [
@@ -250,6 +262,19 @@ TUNE: list[Row] = [
     )
 ] + [
     ("tune_step op", lambda: tune_step(device_type="A100", op="conv"), "op must be", "'conv'"),
+    ("tune field", tuning(seqlen=64), "a problem has no field 'seqlen'", "seqlen_q"),
+    ("tune listener", tuning(listener=3), "listener must be a function of a message", "got 3"),
+    ("tune_step direction", lambda: tune_step(device_type="A100", direction="forward"),
+     "a step has both directions", "direction='forward'"),
+    ("tune_step listener", lambda: tune_step(device_type="A100", listener=no_listener),
+     "listener must be a function of a message", "got []"),
+    ("autotune option", lambda: autotune([{"n": 1}], foo=1)(tunable), "no option 'foo'", "foo=1"),
+    ("autotune key", lambda: autotune([{"n": 1}], key=["y"])(tunable), "some of x", "got ['y']"),
+    ("key of configs", lambda: autotune([{"n": 1}], key=["n"])(tunable), "some of x", "got ['n']"),
+    ("key as text", lambda: autotune([{"n": 1}], key="x")(tunable), "must be a list", "got 'x'"),
+    ("key as number", lambda: autotune([{"n": 1}], key=3)(tunable), "must be a list", "got 3"),
+    ("warmup of None", lambda: warmup(nothing), "a callable or the path of a file", "None"),
+    ("warmup both", lambda: warmup("file", 1), "takes neither inputs", "file"),
     ("tune_step dim", lambda: tune_step(device_type="A100", dim_qk=7), "multiple of 8", "7"),
 ]  # fmt: skip
 ROWS = [

@@ -156,6 +156,13 @@ def test_layouts_are_read_off_strides() -> None:
             lies("a", bad)
 
 
+@pytest.mark.parametrize("op", ["attention", "retnet", "retention", "gemm"])
+def test_tune_takes_the_defaults_of_any_operation(op: str) -> None:
+    problem = attention_autotuner.tune(device_type="H100", op=op, effort="none").problem
+    assert problem.op == op
+    assert (problem.batch, problem.heads_q) == ((1, 1) if op == "gemm" else (4, 16))
+
+
 def test_the_suite_has_the_sizes_of_the_bar() -> None:
     sizes = [(p.seqlen_q, p.dim_v, p.dim_qk) for p in (c.shape for c in SUITES["gemm"].cases)]
     assert len(sizes) == 8

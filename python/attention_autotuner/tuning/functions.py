@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -56,8 +57,8 @@ def autotune(
         options: those of :class:`~attention_autotuner.tuning.functions.Tunable`.
 
     Raises:
-        UnsupportedArgumentError: the configurations do not fit the function, or each other.
-        TypeError: there is no such option.
+        UnsupportedArgumentError: the configurations do not fit the function, or each other; there is no such option; or
+            ``key`` names what is no parameter beside those of configurations.
     """
     return lambda function: Tunable(function, configs, **options)
 
@@ -109,6 +110,21 @@ class Tunable(Generic[R]):
         parameters = inspect.signature(function).parameters
         names = set(itertools.chain.from_iterable(self.configs))
         rest = [p for p in parameters.values() if p.name not in names]
+        options = [item.name for item in dataclass_fields(Call)][3:-1]
+        for name, value in of_call.items():
+            if name not in options:
+                words = ", ".join(("key", "prune", "collective", "budget_seconds", *options))
+                raise UnsupportedArgumentError(
+                    f"autotune has no option {name!r}, got {name}={value!r}; its options: {words}"
+                )
+        if not (key is None or callable(key)):
+            places = [p.name for p in rest]
+            names_of_key: Any = key
+            listed = isinstance(names_of_key, Sequence) and not isinstance(names_of_key, str)
+            if not (listed and all(name in places for name in names_of_key)):
+                raise UnsupportedArgumentError(
+                    f"key of {self.name} must be a list of some of {', '.join(places)}, got {key!r}"
+                )
         self._call = Call(function, inspect.Signature(rest), {}, **of_call)
         free = any(p.kind is p.VAR_KEYWORD for p in rest)
         unknown = set(self._call.written) | (set() if free else names)

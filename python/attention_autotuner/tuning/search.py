@@ -23,7 +23,7 @@ from ..core.outcome import Infeasible, Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import LeaseError
 from ..settings import Effort, Settings
-from .arguments import problem_of, settings_of
+from .arguments import check_listener, problem_of, settings_of
 from .distributed import SAME_ON_ALL_RANKS, SharedSearch
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import print_ranking, printed
@@ -91,7 +91,7 @@ def tune(
         fields: fields of the problem, when ``problem`` is not given.
 
     Raises:
-        TypeError: both ``problem`` and fields are given, or a field does not exist.
+        UnsupportedArgumentError: ``problem`` and fields are there, or one that does not exist; no function as listener.
         SettingsError: ``effort``, ``budget_seconds`` or ``top_k`` is not among what is allowed.
         UnsupportedProblemError: the problem is outside what kernels here solve.
         UnsupportedArchitectureError: the policy is unknown, there is no GPU to ask for one, or the GPU here runs none
@@ -104,6 +104,7 @@ def tune(
         DistributedError: another rank of the group failed, is gone, or does something else.
     """
     problem = problem_of(problem, fields)
+    check_listener(listener)
     settings = settings_of(
         top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
     )

@@ -12,8 +12,9 @@ from ..arch import Policy, resolve
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
+from ..errors import UnsupportedArgumentError
 from ..settings import Effort
-from .arguments import problem_of, settings_of
+from .arguments import check_listener, problem_of, settings_of
 from .distributed import SharedSearch
 from .journal import kernel_id
 from .pipeline import Built, LocalPipeline, Pipeline
@@ -122,14 +123,17 @@ def tune_step(
         fields: fields of the problem, when ``problem`` is not given; ``deterministic`` is about the backward.
 
     Raises:
-        TypeError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError,
-            ToolchainError, StoreError, ArtifactError, BusyError, DistributedError: as :func:`tune`.
+        UnsupportedArgumentError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError,
+            NoCandidateError, ToolchainError, StoreError, ArtifactError, BusyError, DistributedError: as :func:`tune`.
     """
     if "direction" in fields:
-        raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")
+        raise UnsupportedArgumentError(
+            f"a step has both directions, got direction={fields['direction']!r}"
+        )
     if problem is None:
         fields["direction"] = "backward"
     problem = problem_of(problem, fields)
+    check_listener(listener)
     settings = settings_of(
         top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
     )
