@@ -30,7 +30,7 @@ _CACHE = {
     "rotary_sin": Off(hint="rotate q and k before the call"),
 }
 
-# Shapes, dtypes and devices of q and caches that fit: to check them takes some 20 us, at every step of decoding.
+# Shapes, dtypes, devices and layouts of q and caches that fit: checking them takes some 20 us, at every step.
 _FITTING: Table[Any, bool] = Table("caches.fitting", bound=256)
 
 
@@ -158,7 +158,8 @@ def flash_attn_with_kvcache(
     for name, x in tensors.items():
         if x is not None or name not in ("k", "v"):
             check_tensor(name, x)
-            checks.check_layout(name, x)
+            if x.is_nested:  # which has no shape; other layouts are looked at below
+                checks.check_layout(name, x)
             checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
             same = x.shape[0] == q.shape[0]
             require(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
@@ -230,7 +231,7 @@ def _check_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
     plain.refuse_tangents(q, k_cache, v_cache, op="attention")
     key = None
     if not torch.compiler.is_compiling():
-        key = tuple((x.shape, x.dtype, x.device) for x in (q, k_cache, v_cache))
+        key = tuple((x.shape, x.dtype, x.device, x.layout) for x in (q, k_cache, v_cache))
         if key in _FITTING:
             return
     checks.check_places(q=q, k_cache=k_cache, v_cache=v_cache)
