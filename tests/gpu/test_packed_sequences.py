@@ -19,7 +19,7 @@ from attention_autotuner.core.candidate import Candidate, Family
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import registry
 from tests.gpu.quiet import nothing_built_or_waited_for
-from tests.gpu.timing import milliseconds
+from tests.gpu.timing import least_milliseconds
 from tests.gpu.verifying import verify_all
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.packed_sequences import BASE, KINDS, LENGTHS, each_sequence, ends_of
@@ -210,8 +210,6 @@ def test_uneven_lengths_are_balanced(backward: bool, device: torch.device) -> No
     batches = LENGTHS, [1664] * 9
     calls = [call_of(lengths) for lengths in batches]
     with torch.set_grad_enabled(backward):
-        # In turns, and the least of each: tests of other workers may keep the same GPU busy.
-        rounds = [[milliseconds(call, repeats=20, warm_ups=5) for call in calls] for _ in range(5)]
+        uneven, even = least_milliseconds(*calls, repeats=20, warm_ups=5)
     pairs = [sum(length * length for length in lengths) for lengths in batches]
-    uneven, even = map(min, zip(*rounds, strict=True))
     assert uneven / pairs[0] < 1.3 * even / pairs[1]

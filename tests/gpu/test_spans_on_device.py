@@ -17,7 +17,7 @@ from attention_autotuner.kernels.shared.schedule import tiles_of
 from attention_autotuner.reference import check
 from tests.gpu.quiet import nothing_built_or_waited_for
 from tests.gpu.test_packed_sequences import D64, D128, D256, PASSES, Packed
-from tests.gpu.timing import milliseconds
+from tests.gpu.timing import least_milliseconds
 from tests.gpu.verifying import verify_all
 from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.score_modifications import formula
@@ -171,16 +171,17 @@ def test_documents_pay(backward: bool, device: torch.device) -> None:
         for _ in range(3)
     ]
 
-    def time_of(documents: int) -> float:
+    def call_of(documents: int) -> Callable[[], Any]:
         ids = (torch.arange(16384, device=device) * documents // 16384).int()[None]
         call: Callable[[], Any] = partial(flash_attn_func, *leaves, causal=True, document_ids=ids)
         if backward:
             o = call()
             grad = torch.randn_like(o)
             call = partial(torch.autograd.grad, o, leaves, grad, retain_graph=True)
-        return milliseconds(call, repeats=10, warm_ups=3) / 10
+        return call
 
-    whole, apart = time_of(1), time_of(16)
+    whole, apart = least_milliseconds(call_of(1), call_of(16), repeats=10, warm_ups=3)
+    whole, apart = whole / 10, apart / 10
     visited, tiles = (
         sum(tiles_of(replace(TIMED, **NAMES, documents=n), block=128, step=64, by_queries=True))
         for n in (16, 1)

@@ -18,3 +18,14 @@ def milliseconds(call: Callable[[], object], *, repeats: int, warm_ups: int) -> 
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end)
+
+
+def least_milliseconds(
+    *calls: Callable[[], object], repeats: int, warm_ups: int, rounds: int = 5
+) -> list[float]:
+    """The least time of every call over rounds in which they take turns: other tests may keep the same GPU busy."""
+    times = [
+        [milliseconds(call, repeats=repeats, warm_ups=warm_ups) for call in calls]
+        for _ in range(rounds)
+    ]
+    return [min(of_call) for of_call in zip(*times, strict=True)]
