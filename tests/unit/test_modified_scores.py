@@ -300,7 +300,9 @@ def test_forward_defaults_under_a_softcap_follow_lengths(dim: int, length: int, 
 
 def test_variants_that_a_gpu_verifies_are_offered() -> None:
     variants = [case for case in on_device.cases() if case.pattern]
-    assert len(variants) == 2 * len(on_device.VARIANTS)
+    small = [case for case in variants if case.problem.dim_qk == on_device.SMALL["dim_qk"]]
+    assert len(variants) == 2 * len(on_device.VARIANTS) + len(small)
+    assert len(small) == 10
     for case in variants:
         assert re.search(case.pattern, case.candidate(H100()).name), case
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attention_autotuner
+from attention_autotuner.api.attention import function
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.shared import replay
 from attention_autotuner.reference import attention
@@ -80,3 +81,43 @@ def test_gradients_of_any_strides(
             again = flash_attn_func(*three, layout=layout, causal=True)
         torch.testing.assert_close(again, o)
     assert fake.read("launch_count", direction="backward") == 3
+
+
+def of_seen_keys(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seqlens_k: torch.Tensor | None = None,
+    starts_k: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of all keys, and LSE, with those out of bounds hidden."""
+    keys, rows = torch.arange(SEQLEN_K), torch.arange(SEQLEN_Q)[:, None]
+    ends = torch.full((BATCH,), SEQLEN_K) if seqlens_k is None else seqlens_k
+    starts = torch.zeros(BATCH) if starts_k is None else starts_k
+    ends, starts = ends[:, None, None], starts[:, None, None]
+    seen = (keys >= starts) & (keys < ends) & (keys <= rows + ends - SEQLEN_Q)
+    k, v = (x.repeat_interleave(HEADS // HEADS_KV, 1) for x in (k, v))
+    scores = (q @ k.mT * DIM**-0.5).masked_fill(~seen[:, None], -torch.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("names", [("seqlens_k",), ("starts_k",), ("seqlens_k", "starts_k")])
+def test_key_bounds_are_those_of_each_call(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], layout: str
+) -> None:
+    three = [x.detach() for x in leaves(layout)]
+    exact = [swapped(x, layout).float() for x in three]
+    values = {"seqlens_k": [[9, 4], [3, 9], [8, 0]], "starts_k": [[0, 2], [1, 0], [5, 8]]}
+    for time in range(3):
+        bounds = {name: torch.tensor(values[name][time], dtype=torch.int32) for name in names}
+        options: dict[str, Any] = {"layout": layout, "causal": True, **bounds}
+        o, lse = flash_attn_func(*three, return_lse=True, **options)
+        expected, expected_lse = of_seen_keys(*exact, **bounds)
+        torch.testing.assert_close(swapped(o, layout), expected.half(), atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(lse, expected_lse, atol=2e-3, rtol=2e-3)
+        torch.testing.assert_close(flash_attn_func(*three, **options), o)
+        assert o.is_contiguous()
+        monkeypatch.setattr(function, "_through_dispatcher", None)  # from the first on
+        monkeypatch.setattr(attention_plan, "forward_plan", None)
+    assert len(fake.asked) == 1

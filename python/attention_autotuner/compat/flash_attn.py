@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from .. import api
-from ..api.attention.checks import SCALE, check_bounds, check_modifiers, check_window
-from ..api.shared import checks, plain
+from ..api.attention.checks import SCALE, check_modifiers, check_window
+from ..api.shared import checks
 from ..api.shared.options import ATTENTION, Off, as_float, refuse_others
-from ..core.memo import Table
 from ..core.operation import require
 from ..errors import UnsupportedProblemError
 from ..operations.attention.modified import Modifiers
-from .tensors import check_rank, check_tensor, check_three, of_any_dims, padded_shape
+from .key_cache import append, check_caches, lengths_of
+from .tensors import check_rank, check_tensor, of_any_dims
 
 __version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
 
@@ -29,9 +29,6 @@ _CACHE = {
     "rotary_cos": Off(hint="rotate q and k before the call"),
     "rotary_sin": Off(hint="rotate q and k before the call"),
 }
-
-# Shapes, dtypes, devices and layouts of q and caches that fit: checking them takes some 20 us, at every step.
-_FITTING: Table[Any, bool] = Table("caches.fitting", bound=256)
 
 
 def flash_attn_func(
@@ -154,43 +151,17 @@ def flash_attn_with_kvcache(
         },
         _CACHE,
     )
-    tensors: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
-    for name, x in tensors.items():
-        if x is not None or name not in ("k", "v"):
-            check_tensor(name, x)
-            if x.is_nested:  # which has no shape; other layouts are looked at below
-                checks.check_layout(name, x)
-            checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
-            same = x.shape[0] == q.shape[0]
-            require(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
     # A call that is refused must leave the caches as they were, so all checks come before the first write.
     checks.check_flags(causal=causal, return_softmax_lse=return_softmax_lse)
     if softmax_scale is not None:
         softmax_scale = as_float(SCALE, softmax_scale, " or None")
         checks.check_scale(softmax_scale, SCALE)
-    _check_caches(q, k_cache, v_cache)
+    check_caches(q, k_cache, v_cache, k, v, cache_seqlens, cache_leftpad)
     named = _bent(q, window_size, softcap, alibi_slopes)
-    lengths = _lengths(q, cache_seqlens, 0 if k is None else k.shape[1], k_cache.shape[1])
-    if cache_leftpad is not None:
-        check_tensor("cache_leftpad", cache_leftpad)
-        check_bounds(q, cache_leftpad=cache_leftpad)
-    new = None
-    if k is not None or v is not None:
-        if k is None or v is None or lengths is None:
-            raise UnsupportedProblemError(
-                "k, v and cache_seqlens must be given together where new keys are written, got k="
-                f"{checks.shown(k)}, v={checks.shown(v)}, cache_seqlens={checks.shown(cache_seqlens)}"
-            )
-        pairs = {"k": (k_cache, k), "v": (v_cache, v)}
-        for name, (cache, x) in pairs.items():
-            shape = (*k.shape[:2], *cache.shape[2:])
-            checks.check_like(name, x, shape, cache.dtype, cache.device)
-        new = (lengths, pairs)
+    lengths = lengths_of(q, cache_seqlens, 0 if k is None else k.shape[1], k_cache.shape[1])
+    if k is not None and v is not None and lengths is not None:
+        append(lengths, (k_cache, k), (v_cache, v))
         lengths = lengths + k.shape[1]
-    if lengths is not None:
-        check_bounds(q, cache_seqlens=lengths)
-    if new is not None:
-        _append(*new)
     named |= {"layout": "bshd", "causal": causal, "return_lse": return_softmax_lse}
     named |= {"seqlens_k": lengths, "starts_k": cache_leftpad}
     with torch.no_grad():  # or it would be packed, which has a gradient and takes longer
@@ -220,59 +191,6 @@ class _NoGradient(torch.autograd.Function):
         raise UnsupportedProblemError(
             "flash_attn_with_kvcache has no backward: call it under torch.no_grad()"
         )
-
-
-def _check_caches(q: Any, k_cache: Any, v_cache: Any) -> None:
-    """Check q and the caches ``[batch, seqlen, heads, dim]`` as the function underneath does.
-
-    Raises:
-        UnsupportedProblemError: it would refuse them.
-    """
-    plain.refuse_tangents(q, k_cache, v_cache, op="attention")
-    key = None
-    if not torch.compiler.is_compiling():
-        key = tuple((x.shape, x.dtype, x.device, x.layout) for x in (q, k_cache, v_cache))
-        if key in _FITTING:
-            return
-    checks.check_places(q=q, k_cache=k_cache, v_cache=v_cache)
-    checks.check_kinds(q, k_cache, v_cache)
-    check_three(4, q, k_cache, v_cache)
-    shapes = (padded_shape(x) for x in (q, k_cache, v_cache))
-    checks.check_shapes(*((batch, heads, seqlen, dim) for batch, seqlen, heads, dim in shapes))
-    if key is not None:
-        _FITTING.remember(key, True)
-
-
-def _lengths(q: torch.Tensor, lengths: Any, new: int, size: int) -> torch.Tensor | None:
-    """The keys that caches have, int32 ``[batch]``, of a number or a tensor; values on a GPU are not looked at.
-
-    Raises:
-        UnsupportedProblemError: they are something else, or negative, or leave no space for the new keys.
-    """
-    if lengths is None:
-        return None
-    most = size - new
-    words = f"cache_seqlens must be from 0 to {most} for {new} new keys in a cache of {size}"
-    if isinstance(lengths, int):
-        require(0 <= lengths <= most, f"{words}, got {lengths}")
-        return q.new_full(q.shape[:1], lengths, dtype=torch.int32)
-    check_tensor("cache_seqlens", lengths)
-    tensor: torch.Tensor = lengths
-    checks.check_like("cache_seqlens", tensor, q.shape[:1], torch.int32, q.device)
-    if checks.has_values(tensor):
-        wrong = [x for x in tensor.tolist() if not 0 <= x <= most]
-        require(not wrong, f"{words}, got {wrong}")
-    return tensor
-
-
-def _append(ends: torch.Tensor, pairs: dict[str, tuple[Any, Any]]) -> None:
-    """Write new keys and values behind those of every batch entry; nothing waits for the GPU to check the space."""
-    batch, seqlen = pairs["k"][1].shape[:2]
-    rows = ends[:, None] + torch.arange(seqlen, device=ends.device)
-    entries = torch.arange(batch, device=ends.device)[:, None]
-    with torch.no_grad():
-        for cache, new in pairs.values():
-            cache[entries, rows] = new
 
 
 def flash_attn_varlen_func(

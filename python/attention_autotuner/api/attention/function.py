@@ -182,7 +182,7 @@ def flash_attn_func(
     arguments: attention_checks.Options = (softmax_scale, causal, top_left, "")
     if eager and device_type is not None:
         arguments = (softmax_scale, causal, top_left, naming.policy_name(device_type))
-    if eager and modified:
+    if eager and (modified or bounds):
         bent = {
             "alibi_slopes": alibi_slopes,
             "bias_table": bias,

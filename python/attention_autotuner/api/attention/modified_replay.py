@@ -1,4 +1,4 @@
-"""Calls with modified scores that are like one before: the plan of that one serves, beside checks and dispatcher."""
+"""Calls with modified scores or key bounds like one before: its plan serves, beside checks and dispatcher."""
 
 from __future__ import annotations
 
@@ -167,14 +167,16 @@ class Replay(NamedTuple):
             shape = (*q.shape[:3], k.shape[2])
             mask = attention_checks.mask_of_pairs(named["attn_mask"], shape)
             named["attn_mask"] = mask.expand(shape)
-        modifiers = Modifiers(
-            window_size=self.window,
-            softcap=self.softcap,
-            max_seqlens=self.longest or (0, 0),
-            **named,
-        )
-        assert [*modifiers.tensors] == [*named]
-        attention_checks.check_modifiers(q, modifiers)
+        modifiers = None
+        if named or self.softcap or self.window != NO_WINDOW:
+            modifiers = Modifiers(
+                window_size=self.window,
+                softcap=self.softcap,
+                max_seqlens=self.longest or (0, 0),
+                **named,
+            )
+            assert [*modifiers.tensors] == [*named]
+            attention_checks.check_modifiers(q, modifiers)
         return attention_plan.forward_plan(q, k, v, self.options, True, self.bounds, modifiers)
 
     def run(self, plan: AnyPlan) -> tuple[torch.Tensor, torch.Tensor]:
