@@ -400,3 +400,12 @@ def test_all_of_them_compile_without_a_graph_break() -> None:
     for ends in (int32(1, 2, 3), int32(7, 0, 4)):
         for out, expected in zip(compiled(*tensors, ends), together(*tensors, ends), strict=True):
             assert torch.equal(out, expected)
+
+
+def test_rows_of_caches_may_lie_apart() -> None:
+    q, k, v = (torch.randn(2, 5, 16, 4).half().transpose(2, 3) for _ in range(3))
+    lengths = torch.tensor([3, 5], dtype=torch.int32)
+    apart = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    dense = module.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+    torch.testing.assert_close(apart, dense)

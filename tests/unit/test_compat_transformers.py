@@ -113,6 +113,16 @@ def test_packed_sequences_do_not_see_each_other(name: str, said: str, forms: lis
     torch.testing.assert_close(results_of(model, None, **options), expected)
 
 
+def test_masks_are_exported_of_any_number_of_sequences() -> None:
+    class Packed(torch.nn.Module):
+        def forward(self, ends: torch.Tensor) -> torch.Tensor:
+            return compat.packed_mask(ends)
+
+    shapes = ({0: torch.export.Dim("sequences", min=2, max=100)},)
+    exported = torch.export.export(Packed(), (torch.arange(6),), dynamic_shapes=shapes)
+    assert exported.module()(torch.arange(9)).shape == (1, 1, 2, 9)
+
+
 def test_rows_of_masks_begin_where_replayed_calls_read() -> None:
     for length in range(2, 10):
         mask = compat.packed_mask(torch.arange(length), torch.arange(length) * 2)

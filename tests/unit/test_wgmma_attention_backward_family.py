@@ -110,6 +110,10 @@ def test_steps_are_long_where_dims_are_small_and_steps_many() -> None:
     assert bent == {"softcap": 64, "attn_mask": 64}
     rows: dict[str, Any] = {"batch": 8, "packed_rows": (8192, 8192)}
     assert [block(causal=causal, **rows) for causal in (False, True)] == [128, 64]
+    assert block(**{**rows, "batch": 64}) == 64  # of which most are short
+    windows = ((1023, -1), (511, -1), (-1, -1))
+    assert [block(window_size=x, causal=True) for x in windows] == [128, 64, 128]
+    assert block(seqlen=1024, window_size=(-1, 0)) == 64  # which is causal
 
 
 @pytest.mark.parametrize(

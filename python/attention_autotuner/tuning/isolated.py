@@ -47,7 +47,7 @@ class InProcess:
         except FaultError:
             raise
         except Exception as error:  # as in a worker
-            raise FaultError(classify(error)) from error
+            raise FaultError(module.classify(error)) from error
 
 
 def crossing(library: Artifact) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .devices import WARM_UP_SECONDS, WARM_UP_SIZE, Bytes, Device, workspace_on
 from .entries import Entry
 from .racing import SETTLED_ROUNDS, Race, Timing
 from .rounds import FaultError, OnRound, run_rounds
+from .rounds import classify as classify
 from .sampling import Sampler, input_sets
 
 

@@ -182,7 +182,9 @@ def flash_attn_func(
     arguments: attention_checks.Options = (softmax_scale, causal, top_left, "")
     if eager and device_type is not None:
         arguments = (softmax_scale, causal, top_left, naming.policy_name(device_type))
-    if eager and (modified or bounds):
+    # Without gradients, key bounds alone of tensors as kernels take them have a shorter way, below.
+    bounded = bounds and (view is not None or torch.is_grad_enabled())
+    if eager and (modified or bounded):
         bent = {
             "alibi_slopes": alibi_slopes,
             "bias_table": bias,

@@ -20,6 +20,7 @@ BELOW_WIDE = 112  # the widest with registers for the interleaved order, which c
 HELD_DIM = 64  # up to which rows are held in registers
 SMALL_DIM = 32  # of both head dims, up to which registers hold S and dP of 128 queries
 LONG_STEPS: Share = ("own", 128)  # in the serial order alone
+LEAST_WINDOW = 512  # of keys, below which windows were not raced with them
 LONG_STEP_ROWS = {True: 2048, False: 1024}
 """Queries, by whether blocks are causal, from which :data:`LONG_STEPS` pay at head dims up to 32.
 
@@ -184,9 +185,14 @@ def is_long(problem: Problem, share: Share) -> bool:
 
 def in_order(problem: Problem, shares: Sequence[Share]) -> Sequence[Share]:
     """The same shares of dQ, that of the longest steps first where it is the fastest."""
+    (left, right), (_, queries, _) = problem.window_size, problem.extents
+    causal = problem.causal or (left < 0 and right == 0)
     slow = {"softcap", "attn_mask"} & set(problem.compiled_modifications)
-    many_steps = problem.seqlen_q >= LONG_STEP_ROWS[problem.causal]
-    if slow or not many_steps or (problem.packed and problem.causal):
+    rows = problem.seqlen_q
+    if problem.packed:  # most steps are of those longer than the mean
+        rows = min(rows, 2 * queries // problem.batch)
+    narrow = 0 <= left < LEAST_WINDOW
+    if slow or narrow or rows < LONG_STEP_ROWS[causal] or (problem.packed and causal):
         return shares
     return sorted(shares, key=lambda share: not is_long(problem, share))
 
