@@ -207,6 +207,8 @@ def test_steps_of_small_heads_are_as_the_log_says() -> None:
     serial = (ratios("stages", re.escape(long), causal=causal) for causal in (True, False))
     ahead = (ratios("stages", "128, S ahead", causal=causal) for causal in (True, False))
     by_keys = ratios("orders", "128, .*keys", causal=True)
+    spills = [build["spill_store_bytes"] for build in races["three_warpgroups"]]
+    us = races["before"]["us"]
     bent = [ratio(name) for name in ("sinks", "alibi_slopes", "bias_table", "prefix_lens")]
     rows = [ratio(f"b1 s16384{causal}") for causal in (" causal", "")]
     rows += [ratio(f"b8 s2048{causal}") for causal in (" causal", "")]
@@ -233,5 +235,7 @@ def test_steps_of_small_heads_are_as_the_log_says() -> None:
             [end(x) for x in ahead for end in (min, max)],
         ),
         ("{:.2f} to {:.2f} |", [min(by_keys), max(by_keys)]),
+        ("it spills {} to {} bytes in any order", [min(spills), max(spills)]),
+        ("flash-attn 4 was even ({:.3f} of its speed", [us["flash_attn_4"] / us["ours"]]),
     ):
         assert sentence.format(*figures) in text, sentence.format(*figures)

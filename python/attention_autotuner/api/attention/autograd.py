@@ -130,7 +130,6 @@ class AttentionFunction(torch.autograd.Function):
             return (None, None, None, None)
         saved = ctx.saved_tensors
         plan, options, _, deterministic, view = ctx.call
-
         back = None if view is None else view.back_in_place
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(plan):
