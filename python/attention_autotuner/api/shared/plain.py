@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from ... import settings
 from ...arch import Policy, naming
@@ -58,11 +59,17 @@ def is_watched() -> bool:
     """Return True where torch lets something else see calls: modes, functorch's transforms, tracing, dual numbers."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
+        or (torch._C._len_torch_function_stack() > 0 and not _is_default_device())
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._is_tracing()
         or forward_ad._current_level >= 0
     )
+
+
+def _is_default_device() -> bool:
+    """Return True where the only mode of functions is ``torch.set_default_device``'s, which leaves our calls alone."""
+    only = torch._C._len_torch_function_stack() == 1
+    return only and type(torch._C._get_function_stack_at(0)) is DeviceContext
 
 
 def is_plain(x: Any) -> bool:
