@@ -99,6 +99,14 @@ def test_modes_go_through_the_dispatcher(
     assert plain.addresses(q, q, q) is not None
 
 
+def test_a_default_device_is_passed_by() -> None:
+    q = make()
+    with torch.device("cpu"):
+        assert plain.addresses(q, q, q) is not None
+        with _FunctionMode():
+            assert plain.addresses(q, q, q) is None
+
+
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
 def test_transforms_and_traces_go_through_the_dispatcher(transform: Callable[..., object]) -> None:
     outside, results = make(), []

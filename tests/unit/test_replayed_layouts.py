@@ -83,6 +83,18 @@ def test_gradients_of_any_strides(
     assert fake.read("launch_count", direction="backward") == 3
 
 
+def test_calls_under_a_default_device_are_recognised(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = leaves("bhsd")
+    o = flash_attn_func(*three, causal=True)
+    monkeypatch.setattr(function, "_through_dispatcher", None)
+    monkeypatch.setattr(attention_plan, "forward_plan", None)
+    with torch.device("meta"):  # where nothing of a call may be made
+        torch.testing.assert_close(flash_attn_func(*three, causal=True), o)
+    assert len(fake.asked) == 1
+
+
 def of_seen_keys(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -67,7 +67,10 @@ def is_watched() -> bool:
 
 
 def _is_default_device() -> bool:
-    """Return True where the only mode of functions is ``torch.set_default_device``'s, which leaves our calls alone."""
+    """Return True where the only mode of functions is that of ``torch.device`` and ``torch.set_default_device``.
+
+    It gives a device to constructors that name none, which no call of ours makes.
+    """
     only = torch._C._len_torch_function_stack() == 1
     return only and type(torch._C._get_function_stack_at(0)) is DeviceContext
 
