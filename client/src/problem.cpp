@@ -166,7 +166,7 @@ Problem Problem::bucketed() const {
 
 bool Problem::goes_by_tiles() const {
   constexpr int64_t kFewQueries = 64;
-  return op == Op::kAttention && direction == Direction::kForward && seqlen_q > kFewQueries;
+  return op == Op::kAttention && seqlen_q > kFewQueries;
 }
 
 Problem Problem::rounded() const {

@@ -15,7 +15,7 @@ from attention_autotuner.arch import resolve
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.plans import Plan, times_of
 from attention_autotuner.serving.pinning import pinned
-from benchmarks.forward_plans import (
+from benchmarks.default_races import (
     Race,
     default_of,
     fit,
@@ -147,7 +147,7 @@ def test_the_command_prints_what_defaults_cost(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("benchmarks.forward_plans.read_races", lambda path: races[:24])
+    monkeypatch.setattr("benchmarks.default_races.read_races", lambda path: races[:24])
     assert main([str(repository / RACES), "--no-fit"]) == 0
     of_64 = [race for race in races[:24] if race.problem.dim_qk == 64 and race.problem.causal]
     expected = [ratio for _, ratio in regrets(of_64, default_of(POLICY))]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.core.problem import Problem, bucket_seqlen, padded_dim
+from attention_autotuner.core.problem import Direction, Problem, bucket_seqlen, padded_dim
 from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProblemError
 
 
@@ -156,8 +156,11 @@ def test_retention_counts_gemms_of_tokens_with_states() -> None:
     ("seqlen", "expected"),
     [(1, 16), (33, 64), (64, 64), (65, 80), (197, 208), (577, 592), (1024, 1024)],
 )
-def test_defaults_of_forwards_go_by_lengths_inside_a_bucket(seqlen: int, expected: int) -> None:
-    problem = Problem(seqlen_q=seqlen, seqlen_k=seqlen)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_defaults_of_attention_go_by_lengths_inside_a_bucket(
+    direction: Direction, seqlen: int, expected: int
+) -> None:
+    problem = Problem(direction=direction, seqlen_q=seqlen, seqlen_k=seqlen)
     rounded = problem.rounded()
     assert (rounded.seqlen_q, rounded.seqlen_k) == (expected, expected)
     assert rounded.rounded() == rounded
@@ -167,8 +170,8 @@ def test_defaults_of_forwards_go_by_lengths_inside_a_bucket(seqlen: int, expecte
 @pytest.mark.parametrize(
     "fields",
     [
-        {"direction": "backward"},
         {"seqlen_q": 1},
+        {"direction": "backward", "packed_rows": (900, 900)},
         {"packed_rows": (900, 900)},
         {"op": "retnet", "mask": "explicit"},
         {"op": "retention", "causal": True},

@@ -139,7 +139,9 @@ def test_defaults_at_128_columns_by_length(seqlen: int, words: str, causal_words
     queued = f"queued_raster_persistent{early}"
     ordered = POLICY.default(replace(problem, deterministic=True))
     assert ordered.knobs.label == f"fused_keys_{words}{queued}" + "_dynamic" * (seqlen > 512)
-    few = POLICY.default(replace(problem, batch=1, heads_kv=2, deterministic=True))
+    heads = 4 * 132 * 128 // seqlen  # four waves
+    some = replace(problem, batch=1, heads_q=heads, heads_kv=heads)
+    few = POLICY.default(replace(some, deterministic=True))
     assert few.knobs.label == f"fused_keys_{words}{queued}"
     ordered = POLICY.default(replace(problem, causal=True, deterministic=True))
     assert ordered.knobs.label == f"fused_keys_{causal_words}{queued}_dynamic"
@@ -175,7 +177,7 @@ def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries
     claimed = "stored_raster_persistent_early_gathered_dynamic"
     for batch, words in ((4, "bulk_lpt_early_gathered"), (8, claimed), (16, claimed)):
         assert POLICY.default(replace(few, batch=batch)).knobs.label.endswith(words)
-    one_block = replace(few, seqlen_q=100, seqlen_k=100)
+    one_block = replace(few, batch=24, seqlen_q=100, seqlen_k=100)
     assert "stored_raster" in POLICY.default(one_block).knobs.label
 
 
@@ -422,10 +424,12 @@ def test_a_gpu_without_such_products_takes_forever() -> None:
 # dim, batch, heads, tokens, causal; the fastest of an H200 among claims, additions and orders.
 SHORT = [
     ((64, 64, 12, 128, False), "own1stored_raster_persistent"),
-    ((64, 64, 12, 77, True), "own1stored_raster_persistent"),
+    ((64, 64, 12, 77, True), "own2queued_raster_persistent"),
+    ((64, 24, 12, 77, True), "own1stored_raster_persistent"),
     ((64, 8, 16, 256, False), "own1bulk_raster_persistent"),
-    ((128, 8, 16, 256, False), "keys1stored_raster_persistent"),
-    ((128, 2, 16, 512, False), "keys1bulk_raster_persistent"),
+    ((128, 16, 16, 256, False), "keys1stored_raster_persistent"),
+    ((128, 6, 16, 512, False), "keys1bulk_raster_persistent"),
+    ((128, 11, 16, 512, False), "keys1stored_raster_persistent"),
 ]
 
 

@@ -34,14 +34,14 @@ def offered(problem: Problem) -> list[Candidate]:
 @pytest.mark.parametrize(
     ("dims", "seqlen", "heads", "claimed"),
     [
-        ((64, 64), 256, 1, True),
+        ((64, 64), 256, 256, True),
         ((96, 96), 4096, 16, True),
         ((128, 128), 768, 512, False),  # blocks of a head
         ((128, 128), 769, 512, True),
         ((128, 128), 4096, 28, False),  # of all heads
         ((128, 128), 4096, 64, True),
-        ((128, 128), 132 * 128, 1, False),
-        ((128, 128), 132 * 128 + 1, 1, True),
+        ((128, 128), 132 * 128, 3, False),
+        ((128, 128), 132 * 128 + 1, 3, True),
         ((112, 112), 4096, 64, False),  # in whole heads employ 128 SMs, or 108
         ((112, 112), 3333, 64, True),
     ],
@@ -109,23 +109,24 @@ def test_queued_shares_pay_in_packed_sequences(
 
 
 @pytest.mark.parametrize(
-    ("dims", "queries", "causal", "pays"),
+    ("dims", "batch", "queries", "causal", "pays"),
     [
-        ((64, 64), 256, False, False),
-        ((64, 64), 512, False, True),
-        ((64, 64), 2048, False, True),
-        ((64, 64), 4096, False, False),
-        ((96, 96), 4096, False, True),
-        ((112, 112), 512, False, False),
-        ((64, 64), 1024, True, True),
-        ((64, 64), 2048, True, False),
-        ((96, 96), 512, True, False),
+        ((64, 64), 64, 256, False, True),
+        ((64, 64), 64, 512, False, True),
+        ((64, 64), 8, 1024, False, False),  # in eight waves of blocks of keys
+        ((64, 64), 64, 2048, False, True),
+        ((64, 64), 2, 4096, False, False),
+        ((96, 96), 64, 4096, False, True),
+        ((112, 112), 64, 512, False, False),
+        ((64, 64), 64, 1024, True, True),
+        ((64, 64), 64, 2048, True, False),
+        ((96, 96), 64, 512, True, False),
     ],
 )
 def test_queued_shares_pay_in_the_usual_mode_where_blocks_have_few_steps(
-    dims: tuple[int, int], queries: int, causal: bool, pays: bool
+    dims: tuple[int, int], batch: int, queries: int, causal: bool, pays: bool
 ) -> None:
-    problem = with_dims(dims, batch=64, seqlen_q=queries, seqlen_k=queries, causal=causal)
+    problem = with_dims(dims, batch=batch, seqlen_q=queries, seqlen_k=queries, causal=causal)
     share = knobs_of(POLICY.default(problem)).dq_share
     assert share is not None
     assert (share.dq_add == "queued") is pays

@@ -120,7 +120,7 @@ struct Problem {
   double bytes_moved() const;
   // The same with sequence lengths rounded up to the buckets that picks are recorded under.
   Problem bucketed() const;
-  // Whether defaults go by the number of tiles: of attention's forward, with more than the rows of one.
+  // Whether defaults go by the number of tiles: of attention, with more than the rows of one.
   bool goes_by_tiles() const;
   // The same with the lengths that its default is chosen for: multiples of 16 where they go by tiles, else its
   // bucket's.

@@ -76,7 +76,7 @@ class Semantics:
         compiles_dims: whether head dims are a matter of the kernel's code.
         batched: whether there are sequences and heads.
         takes_operands: whether factors may lie by rows or by columns.
-        goes_by_tiles: whether defaults of its forward kernels go by the number of their tiles of rows.
+        goes_by_tiles: whether defaults of its kernels go by the number of their tiles of rows.
         small_step: the mask of the small training step by which the main job covers the operation beside another one's;
             None where it covers no such step.
     """

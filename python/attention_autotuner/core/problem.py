@@ -330,15 +330,15 @@ class Problem:
 
     @property
     def goes_by_tiles(self) -> bool:
-        """True where defaults go by the number of tiles, as of attention's forward with more than the rows of one."""
-        forward = self.semantics.goes_by_tiles and self.direction == "forward"
-        return forward and not self.packed and self.seqlen_q > FEW_QUERIES
+        """True where defaults go by the number of tiles, as of attention with more than the rows of one."""
+        several = not self.packed and self.seqlen_q > FEW_QUERIES
+        return self.semantics.goes_by_tiles and several
 
     def rounded(self) -> Problem:
         """The same problem with the lengths that its default is chosen for, which are in its bucket.
 
         Where defaults go by tiles they are multiples of 16, as one tile of rows more counts: on an H200 defaults of
-        buckets took 1.04 times as long. Elsewhere they are those of the bucket.
+        buckets took 1.04 times as long forward. Elsewhere they are those of the bucket.
         """
         bucketed = self.bucketed()
         if not self.goes_by_tiles:

@@ -41,7 +41,9 @@ def predict(
         _pass_time(problem, shape, spec, usage, fit)
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
-    return in_sequence(launches, _auxiliary(problem, candidate, spec, fit), spec)
+    beside = knobs_of(candidate).early_launches and not problem.packed
+    auxiliary = _auxiliary(problem, candidate, spec, fit)
+    return in_sequence(launches, auxiliary, spec, side_by_side=beside)
 
 
 def step_clks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, backward_cells
-from . import cost, resources, rules, space
+from . import cost, defaults, resources, rules, space
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
 
 
@@ -14,7 +14,7 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
 
     knobs = AttentionBackwardSm90Knobs
     points = staticmethod(space.points)
-    default = staticmethod(space.default)
+    default = staticmethod(defaults.default)
     passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
     headings = BACKWARD_COLUMNS

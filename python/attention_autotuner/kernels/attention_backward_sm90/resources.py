@@ -230,7 +230,11 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
-    block = shapes(candidate)[0].block_rows
+    return splits_of_block(problem, shapes(candidate)[0].block_rows)
+
+
+def splits_of_block(problem: Problem, block: int) -> int:
+    """The same of so many keys a block."""
     blocks, enough = -(-problem.seqlen_k // block), ENOUGH_CTAS
     bounded = 0 <= problem.window_size[0] < problem.seqlen_k
     uneven = problem.causal and not bounded and not problem.spanned

@@ -1,4 +1,4 @@
-"""The candidates of attention's backward of family ``sm90`` that a policy offers, and the one that needs no tuning.
+"""The candidates of attention's backward of family ``sm90`` that a policy offers.
 
 A point says how results are shared out, and the tile of each pass; a pass then takes the first issue order and stages
 that are legal and fit. Passes that share dQ, and those of wide head dims, are tried with other orders, too. CTAs are
@@ -16,10 +16,9 @@ from typing import Any
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
-from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import first_legal, points_of
+from ..shared.passes import points_of
 from . import suitability
 from .knobs import (
     PASSES,
@@ -59,13 +58,8 @@ AHEAD = tuple(feed for feed in WITHOUT_TURNS if feed[0] != "interleaved")
 DP_AHEAD: Feed = ("both_ahead", (2, 2), False)  # of passes of retnet that take dP alone
 SERIAL = tuple(feed for feed in FEEDS if feed[0] == "serial")
 MASK_STAGES = (2, 1)  # of a mask that passes have
-# Modifications with which defaults launch early and store gathered, as those of plain scores do.
-GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
 WIDEST = 192  # head dim beyond which, and beyond WIDE, tiles leave few stages
 SHARED_KEYS_DIM = 176  # of both head dims, from which warpgroups that share keys come first
-LONG_ROWS = 2048  # of queries, from which orders by turns pay, and their longer steps
-LONG_CAUSAL_ROWS = 8192  # from which those longer steps pay where blocks are uneven
-LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,84 +111,23 @@ SPACES: dict[str, AttentionBackwardSm90Space] = {}  # by the spec's name; the ot
 def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionBackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
-    return points_of(problem, spec, _points(problem, space, spec), passes_of, PRUNING_PREDICATES)
+    return points_of(problem, spec, points_in(problem, space, spec), passes_of, PRUNING_PREDICATES)
 
 
-def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | None:
-    """The first legal point; None where there is none, or fewer queries or keys than a warpgroup has.
-
-    None with an explicit mask as well, unless fused passes pay. Where the problem asks for determinism, shares of dQ
-    are queued, or where they cannot be there is a pass over queries, so that no CTA waits for another: on an H200 two
-    passes took 1.04 to 1.35 of the time without an order, and a queue 0.95 to 1.07. So they are in the usual mode where
-    that is as fast. Many uneven blocks are claimed by CTAs that stay, by turns where registers allow it, and most even
-    ones whose shares are queued. Of others, blocks of few steps take the shorter steps, and those that are uneven as
-    well no turns: on an H200 they were 2 % slower there at 512 tokens. Where scores are changed there are none either,
-    nor in packed sequences, where they gain nothing. Launches are early and stores gathered, but for such scores with
-    slopes, a bias or a softcap: with ALiBi at d128 the loop spills then, and no GPU has run the others.
-    """
-    few = min(problem.seqlen_q, problem.seqlen_k) < LEAST_ROWS and not problem.packed
-    if few or (problem.mask == "explicit" and not suitability.pays_masked(problem, spec)):
-        return None
-    space = SPACES.get(spec.name, AttentionBackwardSm90Space())
-    if suitability.pays_dynamic(problem, spec):
-        first_claimed = replace(space, claimed_adds=suitability.claimed_adds(problem))
-        points = _claimed(problem, first_claimed, spec)
-        claimed = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
-        if claimed is not None:
-            return claimed
-    space = replace(space, cta_orders=(suitability.usual_order(problem, spec),))
-    uneven, long = suitability.is_uneven(problem, spec), problem.seqlen_q >= LONG_ROWS
-    modified = not suitability.SINKS.issuperset(problem.compiled_modifications)
-    swaps = not modified and problem.seqlen_q >= (LONG_CAUSAL_ROWS if uneven else LONG_ROWS)
-    if not swaps:
-        shorter = tuple(share for share in space.shares if share[1] != SWAPPED_BLOCK)
-        space = replace(space, shares=shorter)
-    changed = not suitability.PLAIN.issuperset(problem.compiled_modifications)
-    few_steps = (uneven or modified) and not long
-    fused = WITHOUT_TURNS if changed or few_steps else FEEDS
-    if suitability.takes_both(problem):
-        fused = AHEAD
-    if fused is FEEDS:
-        fused = _usual_feeds(problem)
-
-    def first_of(
-        space: AttentionBackwardSm90Space, fused: tuple[Feed, ...] = fused
-    ) -> AttentionBackwardSm90Knobs | None:
-        # Made one by one: the first legal one ends it.
-        points = _points(problem, space, spec, fused)
-        return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
-
-    if problem.deterministic:
-        if suitability.pays_queued(problem) and not changed:
-            queued = replace(space, cta_orders=("raster",), dq_adds=("queued",))
-            first = first_of(queued, _usual_feeds(problem))
-            if first is not None and first.dq_share is not None:
-                return first
-        space = replace(space, shares=())
-    first = first_of(space)
-    if first is None or not GATHERED.issuperset(problem.compiled_modifications):
-        return first
-    # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
-    # against 514 at 512 tokens, 381 against 423 where these are causal.
-    better = _launched(first, True)
-    if better not in _points(problem, space, spec, fused):
-        return first
-    if not suitability.pays_stored(problem, first, spec):
-        return better
-    # Sums that nobody clears: there 454 us against 467, and 369 against 392 causal.
-    stored = first_of(replace(space, cta_orders=("raster",), dq_adds=("stored",)))
-    if stored is None or stored.dq_share is None:
-        return better
-    alike = replace(stored, dq_share=better.dq_share, cta_order=better.cta_order) == better
-    return stored if alike else better
-
-
-def _points(
+def points_in(
     problem: Problem,
     space: AttentionBackwardSm90Space,
     spec: ArchSpec,
     fused: tuple[Feed, ...] = FEEDS,
 ) -> Iterator[AttentionBackwardSm90Knobs]:
+    """The points of a space, legal or not, made one by one.
+
+    Args:
+        problem: to be computed.
+        space: the values that knobs may take.
+        spec: the GPU.
+        fused: what fused passes take the first legal one of.
+    """
     seen: set[AttentionBackwardSm90Knobs] = set()
     widest = problem.widest_dim
     masks = MASK_STAGES if problem.mask == "explicit" else (0,)
@@ -208,6 +141,7 @@ def _points(
     if widest > WIDE:
         tiles = tuple(product(blocks, product((2,), blocks)))
         feeds += (AHEAD, SERIAL)
+    separate = problem.deterministic or widest > WIDE or suitability.has_few_blocks(problem, spec)
     for cta_order in space.cta_orders:
         for mask_stages, (dq_by, block), of_pass, dq_add, early in product(
             masks,
@@ -223,7 +157,7 @@ def _points(
             feeding = long or of_pass is fused or of_pass is other
             usual = cta_order == suitability.usual_order(problem, spec) and feeding
             if dq_add in STORED:
-                queues = problem.deterministic and suitability.may_queue(problem) and short
+                queues = problem.deterministic and suitability.may_queue(problem, spec) and short
                 offered = queues if dq_add == "queued" else long or block in space.stored_blocks
                 offered = offered and early and feeding and cta_order == "raster"
             elif dq_add == "bulk":
@@ -237,14 +171,14 @@ def _points(
                 block_columns=block, issue_order=of_pass[0][0], mask_stages=mask_stages
             )
             knobs = _fitted(problem, spec, "fused", plain, of_pass, cta_order, dq_share=share)
-            launched = _launched(knobs, early)
+            launched = with_launches(knobs, early)
             staged = _with_other_stages(problem, launched, spec) if early else (launched,)
             for point in staged:
                 if point not in seen and (point.deterministic or not problem.deterministic):
                     seen.add(point)
                     yield point
         if cta_order == "raster" and suitability.may_claim(problem, spec):
-            yield from _claimed(problem, space, spec)
+            yield from claimed_points(problem, space, spec)
         shared = _shared(problem, space, spec, cta_order, blocks[0]) if widest > WIDE else ()
         if raced:
             yield from shared
@@ -259,9 +193,9 @@ def _points(
                 knobs = _fitted(problem, spec, decomposition, plain, of_pass, cta_order, dq=dq)
                 usual = cta_order == suitability.usual_order(problem, spec) and of_pass is FEEDS
                 for early in space.early:
-                    if early and not (usual and (problem.deterministic or widest > WIDE)):
+                    if early and not (usual and separate):
                         continue
-                    launched = _launched(knobs, early)
+                    launched = with_launches(knobs, early)
                     if launched not in seen:
                         seen.add(launched)
                         yield launched
@@ -269,16 +203,16 @@ def _points(
             yield from shared
 
 
-def _usual_feeds(problem: Problem) -> tuple[Feed, ...]:
+def usual_feeds(problem: Problem) -> tuple[Feed, ...]:
     """All feeds, the fastest first: turns at 112 columns (H200, 4 x 16 x 4096, causal, bf16: 1219 us against 1317)."""
     return TURNS + WITHOUT_TURNS if problem.widest_dim == BELOW_WIDE else FEEDS
 
 
-def _claimed(
+def claimed_points(
     problem: Problem, space: AttentionBackwardSm90Space, spec: ArchSpec
 ) -> Iterator[AttentionBackwardSm90Knobs]:
     """Points whose blocks of keys are claimed, the usual one first: by turns where registers allow it."""
-    feeds = _usual_feeds(problem)
+    feeds = usual_feeds(problem)
     masks: tuple[int, ...] = (0,)
     if suitability.takes_both(problem):
         feeds = AHEAD
@@ -289,7 +223,7 @@ def _claimed(
         for share in suitability.in_order(problem, space.shares)
         if share[1] in (64, *swapped) or suitability.is_long(problem, share)
     ]
-    queues, free = suitability.may_queue(problem), not problem.deterministic
+    queues, free = suitability.may_queue(problem, spec), not problem.deterministic
     adds = tuple(add for add in space.claimed_adds if (queues if add == "queued" else free))
     for dq_add, mask_stages, (dq_by, block) in product(adds, masks, shares):
         share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
@@ -314,10 +248,10 @@ def _shared(
         if not early or cta_order == suitability.usual_order(problem, spec):
             keys = BackwardPassSm90(block_columns=block, issue_order=order, shared_rows=True)
             knobs = _fitted(problem, spec, "two_pass", keys, FEEDS, cta_order, dq=dq)
-            yield _launched(knobs, early)
+            yield with_launches(knobs, early)
 
 
-def _launched(knobs: AttentionBackwardSm90Knobs, early: bool) -> AttentionBackwardSm90Knobs:
+def with_launches(knobs: AttentionBackwardSm90Knobs, early: bool) -> AttentionBackwardSm90Knobs:
     """A point whose launches are early and whose stores are gathered, or neither."""
     return replace(knobs, early_launches=early, gathered_stores=early)
 

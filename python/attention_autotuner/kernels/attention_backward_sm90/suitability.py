@@ -9,7 +9,7 @@ from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from .knobs import STORED, AttentionBackwardSm90Knobs, DqAdd, DqBy, knobs_of
-from .resources import BackwardPassSm90Shape
+from .resources import BackwardPassSm90Shape, splits_of_block
 from .rules import MAX_MASKED_DIM
 
 Stages = tuple[int, int]  # of what streams for S, and of dS
@@ -21,8 +21,8 @@ HELD_DIM = 64  # up to which rows are held in registers
 SMALL_DIM = 32  # of both head dims, up to which registers hold S and dP of 128 queries
 LONG_STEPS: Share = ("own", 128)  # in the serial order alone
 LEAST_WINDOW = 512  # of keys, below which windows were not raced with them
-LONG_STEP_ROWS = {True: 2048, False: 1024}
-"""Queries, by whether blocks are causal, from which :data:`LONG_STEPS` pay at head dims up to 32.
+LONG_STEP_ROWS = {True: 1024, False: 512}
+"""Queries, by whether blocks are causal, beyond which :data:`LONG_STEPS` pay at head dims up to 32.
 
 Nothing of the next step is issued ahead then, but what a step costs beside its MMAs comes half as often. On an H200,
 bf16, d32, against 64 queries in the interleaved order: 943 us against 1097 at 4 x 16 x 4096, 3403 against 4050 with
@@ -40,13 +40,21 @@ STORED_ROWS: dict[tuple[DqBy, bool], int] = {
 }
 STORED_WAVES = 12
 """Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
+STORED_EVEN_WAVES = 5  # from which even ones pay where the warpgroups of the keys compute shares
 NARROW = 8
 """How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
 CLAIMED_WAVES = 7
-"""Blocks of keys an SM, from which uneven ones are claimed by CTAs that stay."""
-LONG_EVEN_ROWS = 2048  # queries, from which even ones are as well, in longer steps
-LONG_CLAIMED_ROWS = 3072  # from which uneven ones take longer steps
-LONG_MODIFIED_ROWS = 8192  # and with ALiBi or a prefix
+"""Blocks of keys an SM, from which they are claimed by CTAs that stay."""
+CLAIMED_SOONER = (
+    3.2  # of them, from which those of groups of heads are, long even ones and short ones
+)
+SHORT_KEYS = {False: 256, True: 512}
+"""Keys, by whether head dims are beyond :data:`HELD_DIM`, up to which claims pay sooner."""
+LONG_EVEN_ROWS = 1024  # queries, beyond which even ones are as well, in longer steps
+LONG_CLAIMED_ROWS = 2048  # beyond which uneven ones take longer steps
+LONG_MODIFIED_ROWS = 4096  # and with ALiBi or a prefix
+FEW_WAVES = 2.2
+"""Blocks of keys an SM, up to which two passes that run side by side are offered in the usual mode."""
 QUEUED_BLOCKS = 7
 """Blocks of keys of a head, from which even ones are claimed where the warpgroups of the keys compute queued shares.
 
@@ -60,8 +68,10 @@ On an H200, without a mask, d128: 79 us against 66 with a block an SM, 2325 agai
 with sixteen, and 1600 against 1890 with 3333 tokens, whose blocks of whole heads employ 108 SMs. At d112 with sixteen
 2329 against 2248.
 """
-QUEUED_ROWS = 2048
-"""Queries up to which queued shares pay in the usual mode where a warpgroup of its own computes them.
+QUEUED_ROWS = 768
+QUEUED_WAVES = 20
+"""Queries up to which queued shares pay in the usual mode where a warpgroup of its own computes them, and blocks of
+keys an SM from which they do at any length.
 
 On an H200, without a mask, against bulk additions: d64, fp16, 504 us against 542 with 512 tokens, 887 against 917 with
 1024, 1476 against 1487 with 2048, a tie with 4096, and 511 against 503 with 197; d32, bf16, 0.96 to 0.99 of the time.
@@ -138,6 +148,17 @@ def pays_masked(problem: Problem, spec: ArchSpec) -> bool:
     return takes_both(problem) and not problem.deterministic and employed
 
 
+def has_few_blocks(problem: Problem, spec: ArchSpec) -> bool:
+    """True where two passes that run side by side may be faster than one fused pass."""
+    fused = problem.score == "softmax" and problem.widest_dim <= WIDE
+    return fused and not problem.packed and ctas(problem) <= FEW_WAVES * spec.num_sms
+
+
+def ctas(problem: Problem) -> int:
+    """CTAs of a pass over keys that does not stay, those which share a group of heads included."""
+    return blocks(problem) * splits_of_block(problem, KEYS_OF_FUSED)
+
+
 def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchSpec) -> bool:
     """True where blocks of keys have so few steps that clearing the sums of dQ counts.
 
@@ -157,7 +178,7 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
     # d128, 158 us against 144. Few even blocks are 6 to 8 % slower so with 512 and 1024 tokens, and with 256 at d64.
     by_keys = knobs.dq_share.dq_by == "keys" and not is_uneven(problem, spec)
     short = problem.seqlen_k <= (2 if by_keys else 1) * KEYS_OF_FUSED
-    return short or has_waves(problem, spec)
+    return short or has_waves(problem, spec, STORED_EVEN_WAVES if by_keys else STORED_WAVES)
 
 
 def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
@@ -171,10 +192,23 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
     against 354 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
     """
     if problem.deterministic:
-        return pays_queued(problem) and may_claim(problem, spec)
+        return pays_queued(problem, spec) and may_claim(problem, spec)
     raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
-    waves = blocks(problem) >= CLAIMED_WAVES * spec.num_sms
-    return raced and waves and may_claim(problem, spec)
+    return raced and has_waves(problem, spec, _claimed_waves(problem)) and may_claim(problem, spec)
+
+
+def _claimed_waves(problem: Problem) -> float:
+    """Blocks of keys an SM, from which they are claimed.
+
+    On an H200, bf16, d128: 231 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
+    879 against 966 at 3 x 80/20 x 1251 without a mask; d64, causal, 40 against 44 at 27 x 8 x 222 and 167 against 181
+    at 64 x 8/2 x 474.
+    """
+    if not SINKS.issuperset(problem.compiled_modifications):
+        return CLAIMED_WAVES
+    short = problem.seqlen_k <= SHORT_KEYS[problem.widest_dim > HELD_DIM]
+    soon = short or problem.heads_q > problem.heads_kv if problem.causal else _is_long(problem)
+    return CLAIMED_SOONER if soon else CLAIMED_WAVES
 
 
 def is_long(problem: Problem, share: Share) -> bool:
@@ -192,7 +226,7 @@ def in_order(problem: Problem, shares: Sequence[Share]) -> Sequence[Share]:
     if problem.packed:  # most steps are of those longer than the mean
         rows = min(rows, 2 * queries // problem.batch)
     narrow = 0 <= left < LEAST_WINDOW
-    if slow or narrow or rows < LONG_STEP_ROWS[causal] or (problem.packed and causal):
+    if slow or narrow or rows <= LONG_STEP_ROWS[causal] or (problem.packed and causal):
         return shares
     return sorted(shares, key=lambda share: not is_long(problem, share))
 
@@ -206,9 +240,9 @@ def claims_longer_steps(problem: Problem) -> bool:
     """
     mods = set(problem.modifications) | set(problem.compiled_modifications)
     if mods <= SINKS:
-        return problem.seqlen_q >= (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
+        return problem.seqlen_q > (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
     many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
-    return many_steps and problem.seqlen_q >= LONG_MODIFIED_ROWS
+    return many_steps and problem.seqlen_q > LONG_MODIFIED_ROWS
 
 
 def _is_long(problem: Problem) -> bool:
@@ -219,23 +253,23 @@ def _is_long(problem: Problem) -> bool:
     """
     plain = problem.score == "softmax" and SINKS.issuperset(problem.compiled_modifications)
     dims = {problem.padded_dim_qk, problem.padded_dim_v}
-    return plain and dims == {WIDE} and problem.seqlen_q >= LONG_EVEN_ROWS
+    return plain and dims == {WIDE} and problem.seqlen_q > LONG_EVEN_ROWS
 
 
-def claimed_adds(problem: Problem) -> tuple[DqAdd, ...]:
+def claimed_adds(problem: Problem, spec: ArchSpec) -> tuple[DqAdd, ...]:
     """Ways in which shares of dQ are added where blocks of keys are claimed, the fastest first.
 
     Sums that nobody clears pay, but for a softcap: on an H200, fp16, causal, 1422 us against 1525 without at d128 with
     4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64.
     """
-    if pays_queued(problem):
+    if pays_queued(problem, spec):
         return ("queued",)
     return ("bulk",) if "softcap" in problem.compiled_modifications else ("stored",)
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:
     """True where blocks of keys that are claimed are offered."""
-    if may_queue(problem):
+    if may_queue(problem, spec):
         return is_uneven(problem, spec) or not _pays_fixed_share(problem, spec)
     if problem.deterministic or problem.widest_dim > WIDE:
         return False
@@ -256,9 +290,9 @@ def _pays_fixed_share(problem: Problem, spec: ArchSpec) -> bool:
     return -(-every // employed) <= every / spec.num_sms + QUEUED_START[problem.widest_dim]
 
 
-def has_waves(problem: Problem, spec: ArchSpec) -> bool:
+def has_waves(problem: Problem, spec: ArchSpec, waves: float = STORED_WAVES) -> bool:
     """True where SMs have so many blocks of keys of fused passes each that the last ones count little."""
-    return blocks(problem) >= STORED_WAVES * spec.num_sms
+    return blocks(problem) >= waves * spec.num_sms
 
 
 def blocks(problem: Problem) -> int:
@@ -270,14 +304,14 @@ def _blocks_of_head(problem: Problem) -> int:
     return -(-problem.extents[2] // KEYS_OF_FUSED)
 
 
-def may_queue(problem: Problem) -> bool:
+def may_queue(problem: Problem, spec: ArchSpec) -> bool:
     """True where shares of dQ in the order of their blocks are offered."""
     if problem.score != "softmax" or problem.widest_dim > WIDE:
         return False
-    return problem.deterministic or _queues_as_fast(problem)
+    return problem.deterministic or _queues_as_fast(problem, spec)
 
 
-def _queues_as_fast(problem: Problem) -> bool:
+def _queues_as_fast(problem: Problem, spec: ArchSpec) -> bool:
     """True where queued shares are as fast as those without an order, or faster."""
     widest, rows = problem.widest_dim, problem.seqlen_q
     if problem.packed:
@@ -286,7 +320,9 @@ def _queues_as_fast(problem: Problem) -> bool:
         return False
     if problem.causal:
         return widest <= HELD_DIM and rows <= QUEUED_CAUSAL_ROWS
-    return rows > STORED_ROWS["own", False] and (widest > HELD_DIM or rows <= QUEUED_ROWS)
+    if widest > HELD_DIM:
+        return rows > STORED_ROWS["own", False]
+    return rows <= QUEUED_ROWS or has_waves(problem, spec, QUEUED_WAVES)
 
 
 def _queues_packed(problem: Problem) -> bool:
@@ -298,13 +334,15 @@ def _queues_packed(problem: Problem) -> bool:
     return problem.widest_dim <= HELD_DIM or not problem.causal or unlike or longest <= PACKED_ROWS
 
 
-def pays_queued(problem: Problem) -> bool:
+def pays_queued(problem: Problem, spec: ArchSpec) -> bool:
     """True where they were raced, and are the fastest that give the same bits every time.
 
     On an H200 against two passes, bf16: packed 0.66 to 0.84 of the time, sinks 0.66 to 0.85, ALiBi 0.63 to 0.82, a
     softcap 0.55 to 0.82, a bias that is not packed 0.63 to 0.70. Documents and prefixes have no order of blocks.
     """
-    return may_queue(problem) and (CLAIMED - {SPANS}).issuperset(problem.compiled_modifications)
+    return may_queue(problem, spec) and (CLAIMED - {SPANS}).issuperset(
+        problem.compiled_modifications
+    )
 
 
 def usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:

@@ -1,7 +1,7 @@
 """Plans of attention's forward of family ``sm90`` that need no tuning: the one whose tiles take the least time.
 
 A tile of rows takes a time of its own and one for each step of keys. Both were fitted to races on an H200, of 100 to
-7000 tokens without score modifications, by ``benchmarks.forward_plans``, which also says what the choice costs over the
+7000 tokens without score modifications, by ``benchmarks.default_races``, which also says what the choice costs over the
 fastest kernel; docs/kernel_log.md has how it came about.
 """
 

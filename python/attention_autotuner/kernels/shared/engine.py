@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 from math import inf
 
 from ...arch import occupancy
@@ -200,8 +201,21 @@ class AuxiliaryWork:
         )
 
 
-def in_sequence(launches: Sequence[Estimate], auxiliary: AuxiliaryWork, spec: ArchSpec) -> Estimate:
-    """Launches one after the other, and the kernels around them; infinite where one is."""
+def in_sequence(
+    launches: Sequence[Estimate],
+    auxiliary: AuxiliaryWork,
+    spec: ArchSpec,
+    *,
+    side_by_side: bool = False,
+) -> Estimate:
+    """Launches one after the other, and the kernels around them; infinite where one is.
+
+    Args:
+        launches: in their order.
+        auxiliary: the kernels around them.
+        spec: the GPU.
+        side_by_side: CTAs of a launch begin on SMs that those of the one ahead leave idle.
+    """
     longest = max(launches, key=lambda launch: launch.us)
     if not longest.terms:
         return longest
@@ -210,10 +224,21 @@ def in_sequence(launches: Sequence[Estimate], auxiliary: AuxiliaryWork, spec: Ar
     auxiliary_launch_us = auxiliary.kernels * spec.launch_overhead_us
     terms["launch_us"] += auxiliary_launch_us
     terms["auxiliary_us"] = auxiliary.us
+    us = sum(launch.us for launch in launches)
+    if side_by_side:
+        filled = min(us - longest.us, sum(starmap(_filled, pairwise(launches))))
+        terms["imbalance_us"] = max(0.0, terms["imbalance_us"] - filled)
+        us -= filled
     return Estimate(
-        us=sum(launch.us for launch in launches) + auxiliary.us + auxiliary_launch_us,
+        us=us + auxiliary.us + auxiliary_launch_us,
         limiter=limiter_of(terms),
         terms=terms,
         occupancy=longest.occupancy,
         waves=longest.waves,
     )
+
+
+def _filled(ahead: Estimate, behind: Estimate) -> float:
+    """The time of a launch that passes on SMs which the one ahead leaves idle."""
+    busy = behind.us - behind.terms["imbalance_us"]
+    return behind.us * min(1.0, ahead.terms["imbalance_us"] / busy)

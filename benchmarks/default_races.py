@@ -1,9 +1,11 @@
-"""The default plans of attention's forward of family ``sm90`` against races of them: arithmetic only.
+"""The defaults of attention of family ``sm90`` against races of kernels: arithmetic only.
 
-    python -m benchmarks.forward_plans benchmarks/results/nvidia-h200/forward_plans.json.xz
+    python -m benchmarks.default_races benchmarks/results/nvidia-h200/forward_plans.json.xz
+    python -m benchmarks.default_races benchmarks/results/nvidia-h200/backward_defaults.json.xz
 
-Prints, for each pair of head dims and mask, how much slower the default is than the fastest kernel that was raced, and
-the costs of a tile that fit its plans best, to be compared with the table in ``attention_forward_sm90/plans.py``.
+Prints, for each pair of head dims and mask, how much slower the default is than the fastest kernel that was raced; of
+forwards also the costs of a tile that fit its plans best, to be compared with the table in
+``attention_forward_sm90/plans.py``.
 """
 
 from __future__ import annotations
@@ -52,9 +54,10 @@ def read_races(path: Path) -> tuple[Race, ...]:
         OSError, ValueError, KeyError: it cannot be read, or holds something else.
     """
     document = json.loads(read_text(path))
+    direction = document.get("direction", "forward")
     return tuple(
         Race(
-            problem=shape(race["shape"], dtype="bf16"),
+            problem=shape(race["shape"], dtype="bf16", direction=direction),
             us={_STAGES.sub("", label): us for label, us in race["us"].items()},
         )
         for race in document["races"]
@@ -133,7 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mean, most = geometric_mean(ratios), max(ratios)
             mask = "causal" if causal else "no mask"
             print(f"{dims} {mask}: {mean:.3f}, at most {most:.2f}, of {len(ratios)} shapes")
-            for plan in () if options.no_fit else plans_of(masked[0].problem):
+            fits = not options.no_fit and masked[0].problem.direction == "forward"
+            for plan in plans_of(masked[0].problem) if fits else ():
                 fixed, step = fit(masked, plan, causal=causal, sms=policy.spec.num_sms)
                 name = f"{plan.warpgroups} {plan.mainloop} {plan.block_n}"
                 print(f"    {name}: ({fixed:.2f}, {step:.3f}) for {plan.costs[causal]}")

@@ -1,0 +1,152 @@
+"""The defaults of attention's backward of family ``sm90``, against races of an H200."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import resolve
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    knobs_of,
+)
+from attention_autotuner.kernels.cost_model import estimate
+from attention_autotuner.kernels.shared.engine import AuxiliaryWork, in_sequence
+from attention_autotuner.kernels.shared.estimates import Estimate
+from benchmarks.default_races import Race, default_of, main, read_races, regrets
+
+RACES = Path("benchmarks/results/nvidia-h200/backward_defaults.json.xz")
+POLICY = resolve("H200")
+BACKWARD = Problem(direction="backward", dtype="bf16", batch=1, causal=True)
+
+
+@pytest.fixture(scope="module")
+def races(repository: Path) -> tuple[Race, ...]:
+    return read_races(repository / RACES)
+
+
+def shaped(dim: int, heads: int, tokens: int, **options: Any) -> Problem:
+    sizes = {"heads_q": heads, "heads_kv": heads, "seqlen_q": tokens, "seqlen_k": tokens}
+    return replace(BACKWARD, **{**sizes, "dim_qk": dim, "dim_v": dim, **options})
+
+
+def backward_knobs(candidate: Candidate) -> AttentionBackwardSm90Knobs:
+    assert isinstance(candidate.knobs, AttentionBackwardSm90Knobs)
+    return knobs_of(candidate)
+
+
+def test_defaults_are_near_the_fastest_kernel_of_every_race(races: tuple[Race, ...]) -> None:
+    ratios = [ratio for _, ratio in regrets(races, default_of(POLICY))]
+    assert len(ratios) == len(races) > 600
+    assert geometric_mean(ratios) < 1.01
+    assert max(ratios) < 1.4
+    by_buckets = regrets(races, lambda problem: POLICY.default(problem.bucketed()).knobs.label)
+    assert geometric_mean(ratio for _, ratio in by_buckets) > 1.013
+
+
+def test_the_log_says_what_the_races_say(races: tuple[Race, ...], repository: Path) -> None:
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"backward defaults take (1\.\d+) of the time of the fastest", log)
+    ratios = [ratio for _, ratio in regrets(races, default_of(POLICY))]
+    assert float(said) == pytest.approx(geometric_mean(ratios), abs=2e-3)
+    assert f"{len(races)} shapes of the backward" in log
+
+
+def test_the_log_says_what_small_batches_are(repository: Path) -> None:
+    results = repository / "benchmarks/results/nvidia-h200/small_batches.json"
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    ratios = {
+        (row["case"], peer.split()[0]): against["ratio"]
+        for row in rows
+        if row["modes"] == ["backward"]
+        for peer, against in row["ratios"].items()
+        if peer.startswith(("flash_attn_4", "sdpa_cudnn"))
+    }
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    of_ranks = sorted(ratio for (case, _), ratio in ratios.items() if case.startswith("llama"))
+    assert f"{of_ranks[0]:.2f} to {of_ranks[-1]:.2f} of flash-attn 4 and cuDNN for one rank" in log
+    image = sorted(ratio for (case, _), ratio in ratios.items() if case.startswith("sdxl"))
+    assert f"{image[0]:.2f} to {image[-1]:.2f} for an image" in log
+    assert f"but {ratios['bert_large_2x512', 'flash_attn_4']:.2f} of flash-attn 4 with two" in log
+
+
+@pytest.mark.parametrize(
+    ("problem", "two"),
+    [
+        (shaped(128, 16, 1024), True),
+        (shaped(128, 24, 1024), True),
+        (shaped(128, 16, 2048), False),
+        (shaped(128, 16, 512, causal=False), True),
+        (shaped(128, 32, 512, causal=False), True),
+        (shaped(128, 4, 4096, causal=False), False),
+        (shaped(128, 24, 1024, causal=False), True),  # the second wave is nearly empty
+        (shaped(128, 16, 2048, causal=False), False),
+        (shaped(64, 16, 1024), True),
+        (shaped(64, 24, 1024), False),
+        (shaped(64, 16, 512, causal=False), True),
+        (shaped(64, 16, 1024, causal=False), False),
+        (shaped(64, 100, 256, causal=False, heads_kv=25), True),  # CTAs share groups
+        (shaped(128, 16, 1024, window_size=(255, -1)), True),
+        (shaped(128, 16, 1024, causal=False, window_size=(255, 255)), False),  # not raced
+        (shaped(128, 16, 1024, modifications=("sinks",)), False),
+        (shaped(128, 16, 1024, deterministic=True), True),
+        (shaped(256, 16, 1024), True),  # at any number
+        (shaped(256, 16, 16384), True),
+    ],
+)
+def test_few_blocks_are_of_two_passes_side_by_side(problem: Problem, two: bool) -> None:
+    knobs = backward_knobs(POLICY.default(problem))
+    assert (knobs.decomposition == "two_pass") is two
+    if two:
+        assert knobs.early_launches
+
+
+def test_the_space_offers_two_early_passes_where_blocks_are_few() -> None:
+    def early(problem: Problem) -> int:
+        offered = [c for c in POLICY.legal(problem) if c.kernel == "attention_backward_sm90"]
+        knobs = [backward_knobs(candidate) for candidate in offered]
+        return sum(k.decomposition == "two_pass" and k.early_launches for k in knobs)
+
+    assert early(shaped(128, 16, 2048)) >= 2
+    assert early(shaped(128, 24, 2048)) == 0
+    chosen = POLICY.default(shaped(128, 16, 1024))
+    assert chosen in POLICY.legal(shaped(128, 16, 1024))
+
+
+def test_passes_side_by_side_cost_what_idle_sms_leave() -> None:
+    def launch(us: float, idle: float) -> Estimate:
+        terms = {"tensor_us": us - idle, "imbalance_us": idle, "launch_us": 0.0}
+        return Estimate(us=us, limiter="tensor", terms=terms, occupancy=1, waves=0.5)
+
+    passes, nothing, spec = [launch(40.0, 15.0), launch(30.0, 10.0)], AuxiliaryWork(), POLICY.spec
+    assert in_sequence(passes, nothing, spec).us == 70.0
+    beside = in_sequence(passes, nothing, spec, side_by_side=True)
+    assert (beside.us, beside.terms["imbalance_us"]) == (47.5, 2.5)  # 15 of 20 find a place
+    few = [launch(40.0, 30.0), launch(30.0, 25.0)]
+    assert in_sequence(few, nothing, spec, side_by_side=True).us == 40.0  # the longest of them
+
+
+def test_the_cost_model_knows_that_they_are_the_fastest_of_few_blocks() -> None:
+    for tokens, faster in ((1024, True), (8192, False)):
+        problem = shaped(128, 16, tokens)
+        two = POLICY.default(shaped(128, 16, 1024))
+        fused = POLICY.default(shaped(128, 16, 8192))
+        by_cost = [estimate(problem, c, POLICY.spec).us for c in (two, fused)]
+        assert (by_cost[0] < by_cost[1]) is faster
+
+
+def test_the_races_can_be_read_from_the_command_line(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(repository / RACES)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("shapes") == 12
+    assert "for (" not in printed  # no costs of tiles
