@@ -46,10 +46,10 @@ def backward_knobs(candidate: Candidate) -> AttentionBackwardSm90Knobs:
 def test_defaults_are_near_the_fastest_kernel_of_every_race(races: tuple[Race, ...]) -> None:
     ratios = [ratio for _, ratio in regrets(races, default_of(POLICY))]
     assert len(ratios) == len(races) > 600
-    assert geometric_mean(ratios) < 1.01
-    assert max(ratios) < 1.4
+    assert geometric_mean(ratios) < 1.009
+    assert max(ratios) < 1.2
     by_buckets = regrets(races, lambda problem: POLICY.default(problem.bucketed()).knobs.label)
-    assert geometric_mean(ratio for _, ratio in by_buckets) > 1.013
+    assert geometric_mean(ratio for _, ratio in by_buckets) > 1.012
 
 
 def test_the_log_says_what_the_races_say(races: tuple[Race, ...], repository: Path) -> None:
@@ -107,6 +107,20 @@ def test_few_blocks_are_of_two_passes_side_by_side(problem: Problem, two: bool) 
     assert (knobs.decomposition == "two_pass") is two
     if two:
         assert knobs.early_launches
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (shaped(128, 2, 512, batch=151, causal=False), "keys1bulk"),
+        (shaped(128, 2, 512, batch=150, causal=False), "keys1stored"),
+        (shaped(128, 1, 704, batch=239, causal=False), "keys1bulk"),
+        (shaped(64, 1, 753, batch=257), "own2stored"),
+        (shaped(64, 1, 753, batch=256), "own2queued"),
+    ],
+)
+def test_heads_that_find_no_neighbours_have_their_own_sums(problem: Problem, words: str) -> None:
+    assert f"_{words}_" in POLICY.default(problem).knobs.label
 
 
 def test_the_space_offers_two_early_passes_where_blocks_are_few() -> None:

@@ -8,6 +8,7 @@ from ...arch.spec import ArchSpec
 from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
+from .cost import nearest_divisor
 from .knobs import STORED, AttentionBackwardSm90Knobs, DqAdd, DqBy, knobs_of
 from .resources import BackwardPassSm90Shape, splits_of_block
 from .rules import MAX_MASKED_DIM
@@ -41,6 +42,7 @@ STORED_ROWS: dict[tuple[DqBy, bool], int] = {
 STORED_WAVES = 12
 """Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
 STORED_EVEN_WAVES = 5  # from which even ones pay where the warpgroups of the keys compute shares
+MOST_APART = 4  # between the heads that are side by side and as many as had better be
 NARROW = 8
 """How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
 CLAIMED_WAVES = 7
@@ -177,6 +179,8 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
     # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
     # d128, 158 us against 144. Few even blocks are 6 to 8 % slower so with 512 and 1024 tokens, and with 256 at d64.
     by_keys = knobs.dq_share.dq_by == "keys" and not is_uneven(problem, spec)
+    if by_keys and not _finds_neighbours(problem, spec):
+        return False
     short = problem.seqlen_k <= (2 if by_keys else 1) * KEYS_OF_FUSED
     return short or has_waves(problem, spec, STORED_EVEN_WAVES if by_keys else STORED_WAVES)
 
@@ -194,10 +198,14 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
     if problem.deterministic:
         return pays_queued(problem, spec) and may_claim(problem, spec)
     raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
-    return raced and has_waves(problem, spec, _claimed_waves(problem)) and may_claim(problem, spec)
+    return (
+        raced
+        and has_waves(problem, spec, _claimed_waves(problem, spec))
+        and may_claim(problem, spec)
+    )
 
 
-def _claimed_waves(problem: Problem) -> float:
+def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
     """Blocks of keys an SM, from which they are claimed.
 
     On an H200, bf16, d128: 231 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
@@ -207,7 +215,9 @@ def _claimed_waves(problem: Problem) -> float:
     if not SINKS.issuperset(problem.compiled_modifications):
         return CLAIMED_WAVES
     short = problem.seqlen_k <= SHORT_KEYS[problem.widest_dim > HELD_DIM]
-    soon = short or problem.heads_q > problem.heads_kv if problem.causal else _is_long(problem)
+    soon = (
+        short or problem.heads_q > problem.heads_kv if problem.causal else _is_long(problem, spec)
+    )
     return CLAIMED_SOONER if soon else CLAIMED_WAVES
 
 
@@ -245,7 +255,7 @@ def claims_longer_steps(problem: Problem) -> bool:
     return many_steps and problem.seqlen_q > LONG_MODIFIED_ROWS
 
 
-def _is_long(problem: Problem) -> bool:
+def _is_long(problem: Problem, spec: ArchSpec) -> bool:
     """True where even blocks of keys have so many steps of 80 queries that claims gain there, too.
 
     On an H200, fp16, d128, without a mask, against bulk additions and a fixed share: 1312 us against 1333 with 2048
@@ -253,7 +263,20 @@ def _is_long(problem: Problem) -> bool:
     """
     plain = problem.score == "softmax" and SINKS.issuperset(problem.compiled_modifications)
     dims = {problem.padded_dim_qk, problem.padded_dim_v}
-    return plain and dims == {WIDE} and problem.seqlen_q > LONG_EVEN_ROWS
+    even = plain and dims == {WIDE} and problem.seqlen_q > LONG_EVEN_ROWS
+    return even and _finds_neighbours(problem, spec)
+
+
+def _finds_neighbours(problem: Problem, spec: ArchSpec, waves: int = 1) -> bool:
+    """True where heads can be side by side in the list, so that few CTAs ask for the same sums of dQ at once.
+
+    All heads of a batch are a multiple of those, and 151 of them have no other divisors: on an H200 1258 us against 978
+    at 151 x 8/2 x 512, d128, and 528 against 387 at 239 x 1 x 704, but 313 against 343 at 229 x 4 x 256. ``waves`` is
+    the multiple of the SMs that their blocks had better be: ``side_by_side`` in ``cost.py``.
+    """
+    wanted = max(1.0, waves * spec.num_sms / _blocks_of_head(problem))
+    side_by_side = nearest_divisor(problem.heads_kv * problem.batch, wanted)
+    return max(side_by_side, wanted) <= MOST_APART * min(side_by_side, wanted)
 
 
 def claimed_adds(problem: Problem, spec: ArchSpec) -> tuple[DqAdd, ...]:
@@ -274,7 +297,7 @@ def may_claim(problem: Problem, spec: ArchSpec) -> bool:
     if problem.deterministic or problem.widest_dim > WIDE:
         return False
     uneven = is_uneven(problem, spec) or is_narrow(problem, spec)
-    return uneven or _is_long(problem) or pays_masked(problem, spec)
+    return uneven or _is_long(problem, spec) or pays_masked(problem, spec)
 
 
 def _pays_fixed_share(problem: Problem, spec: ArchSpec) -> bool:
@@ -317,6 +340,8 @@ def _queues_as_fast(problem: Problem, spec: ArchSpec) -> bool:
     if problem.packed:
         return _queues_packed(problem)
     if not SINKS.issuperset(problem.compiled_modifications) or widest >= BELOW_WIDE:
+        return False
+    if not _finds_neighbours(problem, spec, waves=2):
         return False
     if problem.causal:
         return widest <= HELD_DIM and rows <= QUEUED_CAUSAL_ROWS
