@@ -15,7 +15,14 @@ WORDS = json.loads(Path(__file__).with_name("readme.json").read_text(encoding="u
 SUBJECTS, CAPTIONS = WORDS["subjects"], WORDS["captions"]  # suites in the order of the table
 ENGLISH, CHINESE = WORDS["english"], WORDS["chinese"]
 # Suites whose baselines stand beside those of the operation's grid.
-APART = ("head_dims", "decode", "score_modifications", "flex_attention", "packed_sequences")
+APART = (
+    "head_dims",
+    "small_batches",
+    "decode",
+    "score_modifications",
+    "flex_attention",
+    "packed_sequences",
+)
 OWN = ("plain", "equal_lengths")  # baselines that are this package, too
 HEADINGS = ("operation", "direction", "compared with", "shapes", "geometric mean", "least")
 
