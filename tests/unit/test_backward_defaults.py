@@ -98,6 +98,12 @@ def test_the_log_says_what_small_batches_are(repository: Path) -> None:
         (shaped(128, 16, 1024, causal=False, window_size=(255, 255)), False),  # not raced
         (shaped(128, 16, 1024, modifications=("sinks",)), False),
         (shaped(128, 16, 1024, deterministic=True), True),
+        # A CTA of the pass over queries takes all keys one after the other.
+        (shaped(128, 1, 256, seqlen_k=8192), False),
+        (shaped(64, 8, 512, seqlen_k=2048), False),
+        (shaped(128, 1, 256, seqlen_k=8192, causal=False), False),
+        (shaped(128, 16, 512, seqlen_k=1024), True),
+        (shaped(128, 8, 2048, seqlen_k=128, causal=False), True),
         (shaped(256, 16, 1024), True),  # at any number
         (shaped(256, 16, 16384), True),
     ],
