@@ -219,6 +219,27 @@ def test_few_queries_stream_keys_that_ctas_split(
         assert 50 * 1024 < held <= 100 * 1024 or knobs.k_stages in (2, 6)
 
 
+def test_searches_split_the_keys_of_a_chunk_of_few_heads() -> None:
+    chunk = Problem(batch=1, heads_q=4, heads_kv=1, seqlen_q=512, seqlen_k=32768, causal=True)
+    ranked = rank(chunk, offered(chunk), POLICY.spec)
+    assert knobs_of(ranked[0][0]).split_kv
+    default = POLICY.default(chunk)
+    assert not knobs_of(default).split_kv  # as none was raced
+    assert ranked[0][1].us < 0.4 * estimate(chunk, default, POLICY.spec).us
+    others: list[dict[str, Any]] = [
+        {"batch": 8},
+        {"seqlen_k": 2048},
+        {"window_size": (1023, -1)},
+        {"causal_alignment": "top_left"},
+        {"modifications": ("prefix_lens",)},
+        {"packed_rows": (512, 32768)},
+    ]
+    for changes in others:
+        candidates = offered(replace(chunk, **changes))
+        splits = [c for c in candidates if getattr(c.knobs, "split_kv", False)]
+        assert splits == [], changes
+
+
 def test_many_queries_do_not_stream() -> None:
     assert not any(knobs_of(c).split_kv for c in offered(PROBLEM))
     assert not knobs_of(POLICY.default(replace(PROBLEM, seqlen_q=65, batch=8))).split_kv

@@ -8,7 +8,7 @@ from itertools import product
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
-from ...core.problem import Problem
+from ...core.problem import NO_WINDOW, Problem
 from ..shared.passes import first_legal, points_of
 from ..shared.split_kv import keys_should_split, queries_are_few, rows_of_group, split_counts
 from . import masked_space
@@ -157,7 +157,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
             for block_n in space.block_n:
                 points = _of_tile(space, (warpgroups, mainloop, block_n), variations)
                 yield from points_of(problem, spec, points, passes_of, PRUNING_PREDICATES)
-    if queries_are_few(problem, LEAST_QUERIES):
+    if queries_are_few(problem, LEAST_QUERIES) or _leaves_idle(problem, spec):
         yield from _streaming(problem, spec)
 
 
@@ -182,6 +182,17 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         if knobs is not None:
             return knobs
     return None
+
+
+def _leaves_idle(problem: Problem, spec: ArchSpec) -> bool:
+    """True where tiles of many queries are still so few, beside long keys, that CTAs may share these.
+
+    A chunk of a prompt of few heads, say; as a default that was not raced. Not with a window or a prefix, and not where
+    a mask from the top left hides keys, as too few might be left to be shared.
+    """
+    whole = not problem.causal or problem.causal_alignment == "bottom_right"
+    bounded = problem.packed or problem.spanned or problem.window_size != NO_WINDOW
+    return whole and not bounded and keys_should_split(problem, 2 * LEAST_QUERIES, spec)
 
 
 def _modified(problem: Problem, spec: ArchSpec) -> Iterator[tuple[Plan, Schedule]]:
