@@ -28,15 +28,19 @@ from .space import (
 )
 
 Knobs = AttentionBackwardSm90Knobs
-# Of two passes whose blocks run side by side.
+# Two passes whose blocks run side by side: their tiles, and limits up to which they are the fastest. Waves are blocks
+# of keys an SM.
 TILES: dict[str, Any] = {"key_blocks": (64,), "query_tiles": ((2, 64), (2, 128))}
 MOST_KEYS = 2  # for each query: a CTA of the pass over queries takes them one after the other
-FEW_KEYS = 512  # up to which they are the fastest of so few blocks of head dims beyond 64
-HALF_WAVE = 0.5  # of even blocks of keys, up to which those of queries find idle SMs
-SIDE_BY_SIDE = {False: 1.0, True: 1.6}
-"""Blocks of keys an SM, up to which they are of causal blocks, by whether head dims are beyond 64."""
-SECOND_WAVE = 1.52  # up to which they are of even blocks that are more than one an SM
-NEARLY_A_WAVE = 0.7  # more than which suffices there where steps are few
+SHORT = 512  # keys with which few blocks suffice, for head dims beyond 64
+CAUSAL_WAVES = {False: 1.0, True: 1.6}  # by whether head dims are beyond 64
+EVEN_WAVES = (
+    0.5  # without a causal mask: blocks of queries find SMs that are idle from the beginning
+)
+SECOND_WAVE = (1.0, 1.52)  # or so many, as the second one is nearly empty
+LEAST_SECOND_WAVE = (
+    0.7  # in place of the first of these, beyond 64 and with up to twice as many keys
+)
 # Modifications with which defaults launch early and store gathered, as those of plain scores do.
 GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
 LONG_ROWS = 1024  # of queries, beyond which orders by turns pay, and their longer steps
@@ -88,15 +92,17 @@ def _pays_two_passes(problem: Problem, spec: ArchSpec) -> bool:
         return False
     waves = suitability.ctas(problem) / spec.num_sms
     beyond = problem.widest_dim > suitability.HELD_DIM
-    short = problem.seqlen_k <= FEW_KEYS
+    short = problem.seqlen_k <= SHORT
     if beyond and short:
         return True
     if problem.causal:
-        return waves <= SIDE_BY_SIDE[beyond]
-    if waves <= HALF_WAVE:
+        return waves <= CAUSAL_WAVES[beyond]
+    if waves <= EVEN_WAVES:
         return True
-    least = NEARLY_A_WAVE if beyond and problem.seqlen_k <= 2 * FEW_KEYS else 1
-    return (beyond or short) and least < waves <= SECOND_WAVE
+    least, most = SECOND_WAVE
+    if beyond and problem.seqlen_k <= 2 * SHORT:
+        least = LEAST_SECOND_WAVE
+    return (beyond or short) and least < waves <= most
 
 
 def _dispatched(
