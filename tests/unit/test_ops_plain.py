@@ -103,8 +103,12 @@ def test_a_default_device_is_passed_by() -> None:
     q = make()
     with torch.device("cpu"):
         assert plain.addresses(q, q, q) is not None
+        assert plain.may_leave_default_device((q, None, 1.0, "bhsd", (1, -1)))
+        assert not plain.may_leave_default_device((q, q.as_subclass(Subclass)))
         with _FunctionMode():
             assert plain.addresses(q, q, q) is None
+            assert not plain.may_leave_default_device((q,))
+    assert not plain.may_leave_default_device((q,))
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])

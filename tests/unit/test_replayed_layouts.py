@@ -90,9 +90,18 @@ def test_calls_under_a_default_device_are_recognised(
     o = flash_attn_func(*three, causal=True)
     monkeypatch.setattr(function, "_through_dispatcher", None)
     monkeypatch.setattr(attention_plan, "forward_plan", None)
+    replayed, heard = attention_plan.replayed_plan, []
+
+    def hears(*arguments: Any) -> Any:
+        heard.append(torch._C._is_torch_function_mode_enabled())
+        return replayed(*arguments)
+
+    monkeypatch.setattr(attention_plan, "replayed_plan", hears)
     with torch.device("meta"):  # where nothing of a call may be made
         torch.testing.assert_close(flash_attn_func(*three, causal=True), o)
+        assert torch._C._is_torch_function_mode_enabled()
     assert len(fake.asked) == 1
+    assert heard == [False]
 
 
 def of_seen_keys(

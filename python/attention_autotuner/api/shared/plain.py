@@ -11,7 +11,7 @@ under the process's settings.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -29,6 +29,8 @@ from ...serving.pinning import Config
 _log = logging.getLogger(__name__)
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+_SIMPLE = frozenset((*PLAIN_TYPES, type(None), bool, int, float, str, tuple))
 
 Gradient = torch.Tensor | None
 
@@ -73,6 +75,15 @@ def _is_default_device() -> bool:
     """
     only = torch._C._len_torch_function_stack() == 1
     return only and type(torch._C._get_function_stack_at(0)) is DeviceContext
+
+
+def may_leave_default_device(arguments: Iterable[Any]) -> bool:
+    """Return True where torch's default device is all that sees a call, and no argument is a subclass of a tensor.
+
+    Its mode hears of every method of a tensor, which takes as long as the rest of a warm call. As no call of ours makes
+    a tensor that names no device, it may be off meanwhile.
+    """
+    return _is_default_device() and _SIMPLE.issuperset(map(type, arguments))
 
 
 def is_plain(x: Any) -> bool:
