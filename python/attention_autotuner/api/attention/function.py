@@ -131,11 +131,9 @@ def flash_attn_func(
             it or ``ATTENTION_AUTOTUNER_STRICT_KERNELS`` is on. Else the PyTorch reference serves, with one warning.
     """
     if not torch.compiler.is_compiling() and torch._C._is_torch_function_mode_enabled():
-        arguments_of_call = {**locals(), **others}
-        del arguments_of_call["others"]
-        if plain.may_leave_default_device(arguments_of_call.values()):
-            with torch._C.DisableTorchFunction():
-                return flash_attn_func(**arguments_of_call)
+        results = plain.without_default_device(flash_attn_func, **locals())
+        if results is not NotImplemented:
+            return results
     # What is plainly right needs no call of the check that knows what is wrong.
     if others or (device_type is not None and type(device_type) is not str):
         options.refuse_number("flash_attn_func", device_type)

@@ -95,11 +95,9 @@ def flash_attn_varlen_func(
             NoCandidateError: as :func:`.flash_attn_func` says.
     """
     if not torch.compiler.is_compiling() and torch._C._is_torch_function_mode_enabled():
-        arguments_of_call = {**locals(), **others}
-        del arguments_of_call["others"]
-        if plain.may_leave_default_device(arguments_of_call.values()):
-            with torch._C.DisableTorchFunction():
-                return flash_attn_varlen_func(**arguments_of_call)
+        results = plain.without_default_device(flash_attn_varlen_func, **locals())
+        if results is not NotImplemented:
+            return results
     options.refuse_number("flash_attn_varlen_func", device_type)
     options.refuse_others(flash_attn_varlen_func, others, OTHERS)
     optional = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}

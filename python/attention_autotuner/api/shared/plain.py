@@ -86,6 +86,22 @@ def may_leave_default_device(arguments: Iterable[Any]) -> bool:
     return _is_default_device() and _SIMPLE.issuperset(map(type, arguments))
 
 
+def without_default_device(
+    function: Callable[..., Any], *, others: dict[str, Any], **arguments: Any
+) -> Any:
+    """Call a function while torch's default device is off; NotImplemented where it may not be left.
+
+    Args:
+        function: to call.
+        others: keyword arguments that it does not name.
+        arguments: all others by name.
+    """
+    if not may_leave_default_device((*arguments.values(), *others.values())):
+        return NotImplemented
+    with torch._C.DisableTorchFunction():
+        return function(**arguments, **others)
+
+
 def is_plain(x: Any) -> bool:
     """Return True for a tensor that is no subclass, where nothing sees the call."""
     return type(x) in PLAIN_TYPES and not is_watched()

@@ -78,9 +78,9 @@ def default(problem: Problem, spec: ArchSpec) -> Knobs | None:
 def _pays_two_passes(problem: Problem, spec: ArchSpec) -> bool:
     """True where two passes are the fastest: their blocks run side by side, and one fused pass leaves SMs idle.
 
-    On an H200, bf16, against one fused pass, d128: 41 us against 60 at 1 x 16 x 1024, 65 against 93 at 1 x 8 x 2048,
-    56 against 62 at 1 x 24 x 1024, all causal, 22 against 30 at 1 x 16 x 512 without a mask, but 162 against 151 at
-    1 x 4 x 4096. At d64 25 against 33 at 1 x 16 x 1024, and 60 against 50 at 1 x 16 x 2048, both causal. In a causal
+    On an H200, bf16, against one fused pass, d128: 41 us against 61 at 1 x 16 x 1024, 65 against 93 at 1 x 8 x 2048,
+    56 against 64 at 1 x 24 x 1024, all causal, 22 against 30 at 1 x 16 x 512 without a mask, but 172 against 162 at
+    1 x 4 x 4096. At d64 25 against 34 at 1 x 16 x 1024, but 69 against 60 at 1 x 16 x 2048, both causal. In a causal
     window of a quarter of the keys, 38 against 54 at 1 x 16 x 1024, d128. With 256 queries on 8192 keys 144 against 21,
     with 512 on 1024 44 against 56. Other modifications were not raced.
     """

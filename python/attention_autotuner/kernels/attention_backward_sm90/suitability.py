@@ -47,9 +47,7 @@ NARROW = 8
 """How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
 CLAIMED_WAVES = 7
 """Blocks of keys an SM, from which they are claimed by CTAs that stay."""
-CLAIMED_SOONER = (
-    3.2  # of them, from which those of groups of heads are, long even ones and short ones
-)
+CLAIMED_SOONER = 3.2  # from which blocks of groups of heads are, long even ones and short ones
 SHORT_KEYS = {False: 256, True: 512}
 """Keys, by whether head dims are beyond :data:`HELD_DIM`, up to which claims pay sooner."""
 LONG_EVEN_ROWS = 1024  # queries, beyond which even ones are as well, in longer steps
@@ -208,16 +206,16 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
 def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
     """Blocks of keys an SM, from which they are claimed.
 
-    On an H200, bf16, d128: 231 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
+    On an H200, bf16, d128: 245 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
     879 against 966 at 3 x 80/20 x 1251 without a mask; d64, causal, 40 against 44 at 27 x 8 x 222 and 167 against 181
     at 64 x 8/2 x 474.
     """
     if not SINKS.issuperset(problem.compiled_modifications):
         return CLAIMED_WAVES
-    short = problem.seqlen_k <= SHORT_KEYS[problem.widest_dim > HELD_DIM]
-    soon = (
-        short or problem.heads_q > problem.heads_kv if problem.causal else _is_long(problem, spec)
-    )
+    soon = _is_long(problem, spec)
+    if problem.causal:
+        short = problem.seqlen_k <= SHORT_KEYS[problem.widest_dim > HELD_DIM]
+        soon = short or problem.heads_q > problem.heads_kv
     return CLAIMED_SOONER if soon else CLAIMED_WAVES
 
 
