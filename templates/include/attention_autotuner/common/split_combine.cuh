@@ -11,7 +11,8 @@
 namespace attention_autotuner {
 
 inline constexpr int kCombineThreads = 128;  // of a CTA
-inline constexpr int kCombineRows = kCombineThreads / 32;
+inline constexpr int kCombineWarps = kCombineThreads / 32;
+inline constexpr int kLoadsAhead = 8;  // of the results of splits, that a lane has under way
 
 // Of every split the normalised output of all rows, [splits, rows, padded columns], and their LSE in powers of two,
 // [splits, rows]: minus infinity, and zeros, where a split has no key that a row sees.
@@ -19,6 +20,7 @@ struct SplitResults {
   float const *output, *lse;
   int splits;
   int rows;                // [batch, heads, queries]
+  int warps_log2;          // of those that share the splits of a row
   Divider queries, heads;  // of one head, of one batch
   void* combined;          // [batch, heads, queries, columns]
   int64_t stride_batch, stride_head, stride_row;
@@ -34,63 +36,141 @@ __device__ __forceinline__ float over_warp(float value, Combine&& combine) {
   return value;
 }
 
-// One row by a warp. Lane i has the factors of splits i, i + 32, ..., and columns 4 i to 4 i + 3 of every 128; splits
-// are added in their order, so that equal inputs give equal bits.
-template <typename Element, int Columns>
-__device__ __forceinline__ void combine_row(SplitResults const& r, int row) {
-  constexpr int kLaneColumns = 4, kWarpColumns = 32 * kLaneColumns, kBlocks = divide_up(Columns, kWarpColumns);
-  int const lane = lane_index();
-  auto lse_of = [&](int split) { return split < r.splits ? r.lse[int64_t(split) * r.rows + row] : minus_infinity(); };
-  float largest = minus_infinity();
-  for (int split = lane; split < r.splits; split += 32) largest = fmaxf(largest, lse_of(split));
-  largest = over_warp(largest, [](float a, float b) { return fmaxf(a, b); });
-  float const base = largest == minus_infinity() ? 0.0f : largest;
-  float total = 0.0f;
-  for (int split = lane; split < r.splits; split += 32) total += exp2_approximate(lse_of(split) - base);
-  total = over_warp(total, [](float a, float b) { return a + b; });
-  float const inverse = total == 0.0f ? 0.0f : 1.0f / total;
+// The logarithm of the warps that share a row of so many splits: few loads after one another, whose latencies are all
+// the time of few rows.
+__host__ __device__ constexpr int combine_warps_log2(int splits) { return splits <= 4 ? 0 : splits <= 8 ? 1 : 2; }
+static_assert(kCombineWarps == 1 << combine_warps_log2(INT32_MAX));
 
-  float sums[kBlocks][kLaneColumns] = {};
-  for (int begin = 0; begin < r.splits; begin += 32) {
-    float const factor = exp2_approximate(lse_of(begin + lane) - base) * inverse;
-    int const end = minimum(begin + 32, r.splits);
-#pragma unroll 4
-    for (int split = begin; split < end; ++split) {
-      float const share = __shfl_sync(0xffffffffu, factor, split - begin);
-      float const* const line = r.output + (int64_t(split) * r.rows + row) * Columns + kLaneColumns * lane;
+// In order with other such loads and with shuffles, so that all of them are under way before the first one is waited
+// for.
+__device__ __forceinline__ float4 load_in_order(float const* from) {
+  float4 values;
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "l"(from)
+               : "memory");
+  return values;
+}
+
+// The sums of one row over some of its splits, from `first` on, `1 << warps_log2` apart. Lane i has the factors of
+// splits i, i + 32, ..., and columns 4 i to 4 i + 3 of every 128; splits are added in their order, so that equal inputs
+// give equal bits.
+template <int Columns>
+struct SplitSums {
+  static constexpr int kLaneColumns = 4, kWarpColumns = 32 * kLaneColumns, kBlocks = divide_up(Columns, kWarpColumns);
+  static constexpr int kAhead = kBlocks > 1 ? kLoadsAhead / 2 : kLoadsAhead;
+
+  SplitResults const& r;
+  int row;
+  float of[kBlocks][kLaneColumns] = {};
+  float lse = minus_infinity();  // of the whole row, in powers of two
+
+  static __device__ __forceinline__ int column(int block) { return block * kWarpColumns + kLaneColumns * lane_index(); }
+
+  // The results of the splits from `begin` on; past the last split those of that one again.
+  __device__ __forceinline__ void load(float4 (&values)[kAhead][kBlocks], int begin) const {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      int const split = minimum(begin + (i << r.warps_log2), r.splits - 1);
+      float const* const line = r.output + (int64_t(split) * r.rows + row) * Columns;
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        if (block * kWarpColumns + kLaneColumns * lane < Columns) {
-          float4 const values = *reinterpret_cast<float4 const*>(line + block * kWarpColumns);
-          sums[block][0] = fmaf(share, values.x, sums[block][0]);
-          sums[block][1] = fmaf(share, values.y, sums[block][1]);
-          sums[block][2] = fmaf(share, values.z, sums[block][2]);
-          sums[block][3] = fmaf(share, values.w, sums[block][3]);
+        values[i][block] = load_in_order(line + (column(block) < Columns ? column(block) : 0));
+      }
+    }
+  }
+
+  __device__ __forceinline__ float lse_of(int split) const {
+    return split < r.splits ? r.lse[int64_t(split) * r.rows + row] : minus_infinity();
+  }
+
+  __device__ __forceinline__ void add(int first) {
+    int const lane = lane_index(), stride = kAhead << r.warps_log2;
+    float4 values[kAhead][kBlocks];
+    float const lane_lse = lse_of(lane);
+    load(values, first);
+    float largest = lane_lse;
+    for (int split = lane + 32; split < r.splits; split += 32) largest = fmaxf(largest, lse_of(split));
+    largest = over_warp(largest, [](float a, float b) { return fmaxf(a, b); });
+    float const base = largest == minus_infinity() ? 0.0f : largest;
+    float factor = exp2_approximate(lane_lse - base), total = factor;
+    for (int split = lane + 32; split < r.splits; split += 32) total += exp2_approximate(lse_of(split) - base);
+    total = over_warp(total, [](float a, float b) { return a + b; });
+    float const inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    lse = largest + log2f(total);
+
+    int known = 0;  // the split of whose factor the first lane has
+    for (int begin = first; begin < r.splits; begin += stride) {
+      if (begin != first) load(values, begin);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        int const split = begin + (i << r.warps_log2);
+        if (split >= r.splits) break;
+        if (split - known >= 32) {
+          known += 32;
+          factor = exp2_approximate(lse_of(known + lane) - base);
+        }
+        float const share = __shfl_sync(0xffffffffu, factor, split - known) * inverse;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+          of[block][0] = fmaf(share, values[i][block].x, of[block][0]);
+          of[block][1] = fmaf(share, values[i][block].y, of[block][1]);
+          of[block][2] = fmaf(share, values[i][block].z, of[block][2]);
+          of[block][3] = fmaf(share, values[i][block].w, of[block][3]);
         }
       }
     }
   }
 
-  int const head_batch = r.queries.divide(row), batch = r.heads.divide(head_batch);
-  int const query = row - head_batch * r.queries.divisor, head = head_batch - batch * r.heads.divisor;
-  Element* const line =
-      static_cast<Element*>(r.combined) + batch * r.stride_batch + head * r.stride_head + query * r.stride_row;
+  // The sums of the row's other warps, in their order.
+  __device__ __forceinline__ void gather(int warp) {
+    int const warps = 1 << r.warps_log2;
+    __shared__ float4 shared[kCombineWarps][kBlocks][32];
+    int const lane = lane_index();
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    int const column = block * kWarpColumns + kLaneColumns * lane;
-    if (column < r.columns) {
-      *reinterpret_cast<uint2*>(line + column) = make_uint2(pack_pair<Element>(sums[block][0], sums[block][1]),
-                                                            pack_pair<Element>(sums[block][2], sums[block][3]));
+    for (int block = 0; block < kBlocks; ++block) {
+      shared[warp][block][lane] = make_float4(of[block][0], of[block][1], of[block][2], of[block][3]);
+    }
+    __syncthreads();
+    for (int other = 1; other < warps && warp % warps == 0; ++other) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        float4 const values = shared[warp + other][block][lane];
+        of[block][0] += values.x;
+        of[block][1] += values.y;
+        of[block][2] += values.z;
+        of[block][3] += values.w;
+      }
     }
   }
-  if (lane == 0 && r.combined_lse != nullptr) r.combined_lse[row] = (largest + log2f(total)) * kLn2;
-}
 
-// The row of this warp, of one CTA for every kCombineRows.
+  template <typename Element>
+  __device__ __forceinline__ void store() const {
+    int const head_batch = r.queries.divide(row), batch = r.heads.divide(head_batch);
+    int const query = row - head_batch * r.queries.divisor, head = head_batch - batch * r.heads.divisor;
+    Element* const line =
+        static_cast<Element*>(r.combined) + batch * r.stride_batch + head * r.stride_head + query * r.stride_row;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if (column(block) < r.columns) {
+        *reinterpret_cast<uint2*>(line + column(block)) =
+            make_uint2(pack_pair<Element>(of[block][0], of[block][1]), pack_pair<Element>(of[block][2], of[block][3]));
+      }
+    }
+    if (lane_index() == 0 && r.combined_lse != nullptr) r.combined_lse[row] = lse * kLn2;
+  }
+};
+
+// The rows of this CTA, each by as many warps as share one.
 template <typename Element, int Columns>
-__device__ __forceinline__ void combine_rows(SplitResults const& results) {
-  int const row = int(blockIdx.x) * kCombineRows + int(threadIdx.x) / 32;
-  if (row < results.rows) combine_row<Element, Columns>(results, row);
+__device__ __forceinline__ void combine_rows(SplitResults const& r) {
+  int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
+  int const place = warp & ((1 << r.warps_log2) - 1);
+  int const row = int(blockIdx.x) * (kCombineWarps >> r.warps_log2) + (warp >> r.warps_log2);
+  SplitSums<Columns> sums{r, row};
+  if (row < r.rows) sums.add(place);
+  if (r.warps_log2 > 0) sums.gather(warp);
+  if (row < r.rows && place == 0) sums.template store<Element>();
 }
 
 }  // namespace attention_autotuner

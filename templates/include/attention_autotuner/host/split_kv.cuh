@@ -40,6 +40,7 @@ struct SplitKv {
             partial.lse,
             count(p),
             int(rows(p)),
+            combine_warps_log2(count(p)),
             Divider::by(p.seqlen_q),
             Divider::by(p.heads_q),
             p.o.data,
@@ -49,7 +50,9 @@ struct SplitKv {
             p.dim_v,
             p.lse};
   }
-  static int combine_ctas(Params const& p) { return divide_up(int(rows(p)), kCombineRows); }
+  static int combine_ctas(Params const& p) {
+    return divide_up(int(rows(p)), kCombineWarps >> combine_warps_log2(count(p)));
+  }
   static int32_t combine(void (*kernel)(SplitResults), Params const& p, Partial const& partial, cudaStream_t stream) {
     kernel<<<combine_ctas(p), kCombineThreads, 0, stream>>>(results(p, partial));
     return cuda_status(cudaGetLastError());
