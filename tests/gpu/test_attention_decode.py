@@ -25,6 +25,7 @@ DECODING = {
     "early": replace(FEW, seqlen_q=5, seqlen_k=900, causal=True, causal_alignment="top_left"),
     "odd_group": replace(FEW, heads_q=10, seqlen_q=3, causal=True),
     "rows": replace(FEW, heads_q=2, seqlen_q=77, causal=True),
+    "chunk": replace(FEW, batch=1, seqlen_q=300, seqlen_k=2600, causal=True),
     "dims": replace(FEW, dim_qk=96, dim_v=96),
     "unlike_dims": replace(FEW, heads_kv=8, dim_qk=192),
     "wide_dims": replace(FEW, dim_qk=256, dim_v=256),

@@ -129,6 +129,26 @@ def test_partial_results_are_counted() -> None:
     assert KERNEL.workspace_bytes(replace(LONG, seqlen_k=64), chosen) == 0
 
 
+@each_policy
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_chunk_of_few_heads_splits_its_keys(policy: Policy, dim: int) -> None:
+    sizes: dict[str, Any] = {"heads_q": 4, "heads_kv": 1, "seqlen_q": 512, "seqlen_k": 32768}
+    chunk = replace(LONG, causal=True, dim_qk=dim, dim_v=dim, **sizes)
+    chosen = default(policy, chunk)
+    assert chosen in offered(policy, chunk)
+    assert knobs_of(chosen).splits > 1
+    whole = chosen.launched({"splits": 1})
+    assert estimate(chunk, chosen, policy.spec).us < 0.35 * estimate(chunk, whole, policy.spec).us
+    others: list[dict[str, Any]] = [
+        {"batch": 16},
+        {"seqlen_k": 2048},
+        {"modifications": ("prefix_lens",)},
+        {"packed_rows": (512, 32768)},
+    ]
+    for changes in others:
+        assert not knobs_of(default(policy, replace(chunk, **changes))).split_kv, changes
+
+
 @pytest.mark.parametrize("splits", [0, 2])
 def test_splits_need_the_knob_for_them(splits: int) -> None:
     with pytest.raises(ValueError, match=f"or more with split_kv, got {splits}"):
@@ -136,7 +156,7 @@ def test_splits_need_the_knob_for_them(splits: int) -> None:
 
 
 @pytest.mark.parametrize("policy", [A100(), H100()], ids=lambda policy: policy.name)
-@pytest.mark.parametrize("seqlen_q", [1, 65, 128, 200])
+@pytest.mark.parametrize("seqlen_q", [1, 65, 128, 200, 512])
 def test_no_window_builds_another_kernel(policy: Policy, seqlen_q: int) -> None:
     sizes: dict[str, Any] = {
         "batch": 1,
