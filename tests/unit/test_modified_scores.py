@@ -333,7 +333,7 @@ def test_costs_of_wgmma_kernels_follow_windows_and_modifications(direction: Any)
 def test_few_queries_split_the_keys_of_their_windows() -> None:
     problem = Problem(batch=1, heads_q=8, heads_kv=1, seqlen_q=1, seqlen_k=131072, causal=True)
     whole, near = (H100().default(replace(problem, window_size=(x, -1))) for x in (-1, 1023))
-    assert whole.knobs.splits > 100
+    assert whole.knobs.splits > 64
     assert 1 < near.knobs.splits <= 1024 // near.knobs.block_n
 
 

@@ -181,8 +181,8 @@ FEW_QUERIES = [
     ((8, 32, 8, 4, 8192, (128, 128)), (1, True, 2)),
     ((1, 32, 8, 1, 131072, (128, 128)), (1, True, 16)),
     ((1, 8, 8, 1, 100, (128, 128)), (1, False, 1)),
-    ((1, 71, 1, 1, 8192, (64, 64)), (2, True, 31)),
-    ((2, 16, 2, 63, 4096, (128, 128)), (2, True, 8)),
+    ((1, 71, 1, 1, 8192, (64, 64)), (2, True, 32)),
+    ((2, 16, 2, 63, 4096, (128, 128)), (1, True, 4)),
     ((16, 32, 8, 1, 8192, (16, 16)), (1, True, 1)),
     ((16, 32, 8, 1, 8192, (32, 32)), (1, True, 1)),
 ]
@@ -219,18 +219,23 @@ def test_few_queries_stream_keys_that_ctas_split(
         assert 50 * 1024 < held <= 100 * 1024 or knobs.k_stages in (2, 6)
 
 
-def test_searches_split_the_keys_of_a_chunk_of_few_heads() -> None:
+def test_the_keys_of_a_chunk_of_few_heads_are_shared() -> None:
     chunk = Problem(batch=1, heads_q=4, heads_kv=1, seqlen_q=512, seqlen_k=32768, causal=True)
     ranked = rank(chunk, offered(chunk), POLICY.spec)
     assert knobs_of(ranked[0][0]).split_kv
     default = POLICY.default(chunk)
-    assert not knobs_of(default).split_kv  # as none was raced
-    assert ranked[0][1].us < 0.4 * estimate(chunk, default, POLICY.spec).us
+    assert (knobs_of(default).warpgroups, knobs_of(default).splits) == (2, 8)
+    assert default in offered(chunk)
+    plain = replace(default, knobs=replace(default.knobs, splits=1))
+    assert ranked[0][1].us < 0.4 * estimate(chunk, plain, POLICY.spec).us
+    # Some of these share them as well, in fewer splits.
+    for changes in ({"batch": 4}, {"seqlen_k": 2048}, {"causal_alignment": "top_left"}):
+        assert any(knobs_of(c).split_kv for c in offered(replace(chunk, **changes))), changes
+    assert knobs_of(POLICY.default(replace(chunk, seqlen_k=2048))).splits == 4
+    window = knobs_of(POLICY.default(replace(chunk, window_size=(1023, -1))))
+    assert (window.split_kv, window.splits) == (True, 6)
     others: list[dict[str, Any]] = [
-        {"batch": 8},
-        {"seqlen_k": 2048},
-        {"window_size": (1023, -1)},
-        {"causal_alignment": "top_left"},
+        {"batch": 9},
         {"modifications": ("prefix_lens",)},
         {"packed_rows": (512, 32768)},
     ]
@@ -238,6 +243,15 @@ def test_searches_split_the_keys_of_a_chunk_of_few_heads() -> None:
         candidates = offered(replace(chunk, **changes))
         splits = [c for c in candidates if getattr(c.knobs, "split_kv", False)]
         assert splits == [], changes
+
+
+def test_lone_splits_are_for_few_queries() -> None:
+    problem = Problem(batch=1, heads_q=4, heads_kv=4, seqlen_q=256, seqlen_k=256)
+    for seqlen in (64, 100, 256, 512, 1024, 2048):
+        knobs = knobs_of(POLICY.default(replace(problem, seqlen_q=seqlen, seqlen_k=seqlen)))
+        assert knobs.split_kv == (knobs.splits > 1)
+    few = knobs_of(POLICY.default(replace(problem, batch=64, seqlen_q=16, seqlen_k=64)))
+    assert (few.split_kv, few.splits) == (True, 1)
 
 
 def test_many_queries_do_not_stream() -> None:
@@ -278,7 +292,9 @@ def test_partial_results_are_counted() -> None:
 
 
 def test_few_causal_tiles_need_no_claims() -> None:
-    few = replace(PROBLEM, causal=True, batch=1, heads_q=2, heads_kv=2, seqlen_q=256, seqlen_k=256)
+    few = replace(
+        PROBLEM, causal=True, batch=1, heads_q=60, heads_kv=60, seqlen_q=256, seqlen_k=256
+    )
     default = POLICY.default(few)
     assert knobs_of(default).schedule == "static"
     kernel = KERNELS[KERNEL]

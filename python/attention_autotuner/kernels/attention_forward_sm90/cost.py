@@ -85,7 +85,8 @@ def predict(
     start_us = fit.attention_sm90_counter_us * counts
     if partial := sum(split_bytes(problem, candidate.padded_dim_v, knobs)):
         # Written and read again, and a second kernel that starts while the first one ends.
-        start_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)
+        start_us += fit.attention_sm90_combine_us + knobs.splits * fit.attention_sm90_split_us
+        start_us += l2_us(2 * partial, spec)
     return predict_steps(
         tiles,
         spec,

@@ -119,6 +119,8 @@ PLANS: tuple[tuple[tuple[int, int], tuple[Plan, ...]], ...] = (
     ),
 )
 """By the padded head dims, of q and k and of v, up to which they hold."""
+LAUNCH_US = (3.2, 2.9)
+"""Of every launch, so that choices among these plans do not go by it; without a causal mask, and with one."""
 CLAIMS_US = 2.5  # of a launch whose CTAs claim tiles: what counts claims is cleared before it
 CLAIMED_TAIL = (0.5, 1.0)
 """Tiles of the least steps that the end of claimed ones adds; without a causal mask, and with one."""
@@ -165,7 +167,7 @@ def times_of(problem: Problem, plan: Plan, sms: int) -> dict[Schedule, float]:
     """
     fixed, step = plan.costs[problem.causal]
     rows = WARPGROUP_ROWS * plan.warpgroups
-    seen = tiles_of(_plain(problem), block=rows, step=plan.block_n, by_queries=True)
+    seen = tiles_of(plain(problem), block=rows, step=plan.block_n, by_queries=True)
     heads = problem.heads_q * problem.batch
     times = [fixed + step * count for count in seen]
     claimed = max(max(times), sum(times) * heads / sms)
@@ -177,7 +179,7 @@ def times_of(problem: Problem, plan: Plan, sms: int) -> dict[Schedule, float]:
     return {"static": shared} if few else {"static": shared, "dynamic": claimed}
 
 
-def _plain(problem: Problem) -> Problem:
+def plain(problem: Problem) -> Problem:
     """The problem without windows and documents, of whatever size and number: one kernel serves them all."""
     return replace(problem, modifications=(), window_size=NO_WINDOW, documents=0)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import NO_WINDOW, Problem
 from ..shared.passes import first_legal, points_of
-from ..shared.split_kv import keys_should_split, queries_are_few, rows_of_group, split_counts
-from . import masked_space
-from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs, Mainloop, Output, Schedule
-from .plans import Plan, by_time, plans_of
+from ..shared.split_kv import rows_of_group, split_counts
+from . import masked_space, streams
+from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
+from .plans import LAUNCH_US, Plan, by_time, plain, plans_of, times_of
 from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
 
 Variation = tuple[bool, bool, Schedule]  # optimistic, ping_pong, schedule
@@ -141,9 +142,7 @@ PREFERENCES: tuple[Preference, ...] = (
     Preference(up_to=(256, 256), plan=(2, "overlap"), block_n=(64, 96, 128)),
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
-LEAST_QUERIES = WARPGROUP_ROWS  # with fewer, most MMAs of a warpgroup are wasted
 STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queries
-WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
@@ -152,47 +151,39 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
         yield from masked_space.points(problem, spec)
         return
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    if problem.seqlen_q >= LEAST_QUERIES or problem.packed:
+    if problem.seqlen_q >= streams.LEAST_QUERIES or problem.packed:
         for warpgroups, mainloop, variations in space.plans:
             for block_n in space.block_n:
                 points = _of_tile(space, (warpgroups, mainloop, block_n), variations)
                 yield from points_of(problem, spec, points, passes_of, PRUNING_PREDICATES)
-    if queries_are_few(problem, LEAST_QUERIES) or _leaves_idle(problem, spec):
+    if streams.may_share(problem, spec):
         yield from _streaming(problem, spec)
 
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
     """The plan whose tiles take the least time, of those that are legal.
 
-    For queries too few to fill the GPU it is a stream of split keys.
+    Where tiles are few that may be one whose CTAs share their keys; with fewer queries than a warpgroup has rows it is.
     """
     if problem.score == "masked":
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    few = problem.seqlen_q < LEAST_QUERIES
-    idle = keys_should_split(problem, 2 * LEAST_QUERIES, spec)
-    if queries_are_few(problem, LEAST_QUERIES) and (few or idle):
-        return _default_stream(problem, spec)
+    shared_us, shared = _fastest_stream(problem, spec)
+    if shared is not None and problem.seqlen_q < streams.LEAST_QUERIES:
+        return shared
     modified = problem.compiled_modifications
     plans = _modified(problem, spec) if modified else by_time(problem, plans_of(problem), spec)
     for plan, schedule in plans:
         tile = (plan.warpgroups, plan.mainloop, plan.block_n)
         points = _of_tile(space, tile, ((True, plan.ping_pong, schedule),))
         knobs = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
-        if knobs is not None:
+        if knobs is None:
+            continue
+        if shared is None:
             return knobs
-    return None
-
-
-def _leaves_idle(problem: Problem, spec: ArchSpec) -> bool:
-    """True where tiles of many queries are still so few, beside long keys, that CTAs may share these.
-
-    A chunk of a prompt of few heads, say; as a default that was not raced. Not with a window or a prefix, and not where
-    a mask from the top left hides keys, as too few might be left to be shared.
-    """
-    whole = not problem.causal or problem.causal_alignment == "bottom_right"
-    bounded = problem.packed or problem.spanned or problem.window_size != NO_WINDOW
-    return whole and not bounded and keys_should_split(problem, 2 * LEAST_QUERIES, spec)
+        us = times_of(problem, plan, spec.num_sms)[schedule] + LAUNCH_US[problem.causal]
+        return shared if streams.MARGIN * shared_us < us else knobs
+    return shared
 
 
 def _modified(problem: Problem, spec: ArchSpec) -> Iterator[tuple[Plan, Schedule]]:
@@ -224,7 +215,7 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
     """Few queries, whose time is that of reading K and V: one or two warpgroups, keys split among CTAs."""
     group = problem.heads_q // problem.heads_kv
     tiles = product(
-        (1, 2) if rows_of_group(problem) > LEAST_QUERIES else (1,),
+        (1, 2) if rows_of_group(problem) > streams.LEAST_QUERIES else (1,),
         STREAM_BLOCKS,
         STREAM_MAINLOOPS,
     )
@@ -246,18 +237,35 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
                 if isinstance(point, Rejection):
                     yield point
                 else:
-                    for splits in split_counts(problem, point, spec.num_sms):
+                    counts = split_counts(problem, point, spec.num_sms)
+                    if streams.suits(point, problem):
+                        counts.insert(0, streams.timed(problem, point, spec)[1])
+                    for splits in dict.fromkeys(counts):
                         yield replace(point, splits=splits)
 
 
-def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
-    """The first streaming point with the step that suits the head dims, and with the warpgroups of the rows."""
+def _fastest_stream(
+    problem: Problem, spec: ArchSpec
+) -> tuple[float, AttentionForwardSm90Knobs | None]:
+    """The time and knobs of the plan of shared keys that takes the least; none where there is none to choose.
+
+    By all keys: a window or a prefix builds no other kernel, but has splits of its own.
+    """
+    if not (streams.may_share(problem, spec) and streams.fit_the_sms(problem, spec)):
+        return inf, None
     legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
-    dim = problem.widest_dim
-    block_n = 64 if dim > WIDE_DIM else 128
-    warpgroups = 1 if rows_of_group(problem) <= LEAST_QUERIES else 2
-    suited = [p for p in legal if (p.block_n, p.warpgroups) == (block_n, warpgroups)]
-    return next(iter([*suited, *legal]), None)
+    suited: dict[int, AttentionForwardSm90Knobs] = {}
+    for point in legal:
+        if streams.suits(point, problem):
+            suited.setdefault(point.warpgroups, point)  # the most stages first
+    timed = {k: streams.timed(plain(problem), k, spec) for k in suited.values()}
+    if not timed:
+        return inf, next(iter(legal), None)
+    knobs = min(timed, key=lambda k: timed[k][0])
+    us, splits = timed[knobs]
+    if problem.window_size != NO_WINDOW:
+        splits = streams.timed(problem, knobs, spec)[1]
+    return us, replace(knobs, splits=splits)
 
 
 def _of_tile(

@@ -83,6 +83,7 @@ class Coefficients:
         attention_sm90_start_clk: clocks until the first scores where Q does not arrive early.
         attention_sm90_counter_us: microseconds of clearing the counter of claimed tiles.
         attention_sm90_combine_us: microseconds of combining the results of splits, beside their bytes.
+        attention_sm90_split_us: more for each split.
         attention_sm90_overlap_loss: as ``memory_overlap_loss``.
         gradient_sm90_score_clk: clocks of an SM that the softmax of a score adds to its MMAs where nothing hides it.
         gradient_sm90_step_clk: of barriers and latencies of a step.
@@ -165,7 +166,8 @@ class Coefficients:
     attention_sm90_direct_share: float = fitted(1.45, 0.8, 4.0)
     attention_sm90_start_clk: float = fitted(1940.0, 0.0, 5000.0)
     attention_sm90_counter_us: float = fitted(3.3, 0.0, 6.0)
-    attention_sm90_combine_us: float = fitted(2.4, 0.0, 6.0)
+    attention_sm90_combine_us: float = fitted(1.1, 0.0, 6.0)
+    attention_sm90_split_us: float = fitted(0.028, 0.0, 0.2)
     attention_sm90_overlap_loss: float = fitted(0.05, 0.0, 0.4)
 
     gradient_sm90_score_clk: float = fitted(0.005, 0.0, 0.2)

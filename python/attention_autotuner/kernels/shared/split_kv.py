@@ -109,6 +109,12 @@ def keys_should_split(problem: Problem, block: int, spec: ArchSpec) -> bool:
     return 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q
 
 
+def most_splits(problem: Problem, knobs: SplitKnobs) -> int:
+    """The most splits worth trying: a few tiles of keys are left for each."""
+    key_tiles = -(-visible_keys(problem) // knobs.block_n)
+    return max(1, min(MOST_SPLITS, key_tiles // LEAST_SPLIT))
+
+
 def split_counts(problem: Problem, knobs: SplitKnobs, slots: int) -> list[int]:
     """Split counts worth trying, the first one by rule: the least that keeps nearly all slots busy in all waves.
 
@@ -119,9 +125,7 @@ def split_counts(problem: Problem, knobs: SplitKnobs, slots: int) -> list[int]:
         knobs: whose tiles they have.
         slots: CTAs that the GPU holds.
     """
-    tiles = row_tiles(problem, knobs)
-    key_tiles = -(-visible_keys(problem) // knobs.block_n)
-    most = max(1, min(MOST_SPLITS, key_tiles // LEAST_SPLIT))
+    tiles, most = row_tiles(problem, knobs), most_splits(problem, knobs)
 
     def busy(splits: int) -> float:
         waves = tiles * splits / slots

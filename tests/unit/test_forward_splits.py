@@ -1,0 +1,120 @@
+"""The defaults of attention's forward of family ``sm90`` whose CTAs share keys, against races of an H200."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import resolve
+from attention_autotuner.codegen.files import read_text
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_forward_sm90 import streams
+from attention_autotuner.kernels.attention_forward_sm90.knobs import knobs_of
+from benchmarks.default_races import Race, default_of, main, read_races, regrets
+
+RESULTS = Path("benchmarks/results/nvidia-h200")
+POLICY = resolve("H200")
+CHUNK = Problem(
+    dtype="bf16", batch=1, heads_q=4, heads_kv=1, seqlen_q=512, seqlen_k=32768, causal=True
+)
+
+
+@pytest.fixture(scope="module")
+def races(repository: Path) -> tuple[Race, ...]:
+    return read_races(repository / RESULTS / "forward_splits.json.xz")
+
+
+def test_defaults_are_near_the_fastest_kernel_of_every_race(
+    races: tuple[Race, ...], repository: Path
+) -> None:
+    ratios = [ratio for _, ratio in regrets(races, default_of(POLICY))]
+    assert len(ratios) > 0.8 * len(races) > 380  # of others the very number of splits was not raced
+    assert geometric_mean(ratios) < 1.015
+    assert max(ratios) < 1.3
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    (said, most) = re.findall(r"that share keys take (1\.\d+) times .* (1\.\d+) at most", log)[0]
+    assert float(said) == pytest.approx(geometric_mean(ratios), abs=2e-3)
+    assert float(most) == pytest.approx(max(ratios), abs=0.05)
+    assert f"{len(races)} shapes of few tiles" in log
+
+
+def alone(race: Race) -> float:
+    """The time of the fastest kernel that shares nothing."""
+    return min(us for label, us in race.us.items() if "split" not in label)
+
+
+def test_the_log_says_what_sharing_keys_saves(races: tuple[Race, ...], repository: Path) -> None:
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    for size, words in (
+        ("b1 h4/1 s512x32768", "62 us for 272 with 512 queries of 4 heads on 32k keys"),
+        ("b1 h4/1 s128x32768", "21 for 271 with 128"),
+        ("b1 h1 s2048x32768", "64 for 272 with 2048 of one head"),
+    ):
+        race = next(r for r in races if r.problem.describe().endswith(f" {size} d128 causal"))
+        ((_, ratio),) = regrets([race], default_of(POLICY))
+        took = [f"{ratio * min(race.us.values()):.0f}", f"{alone(race):.0f}"]
+        assert took == re.findall(r"\d+", words)[:2]
+        assert words in log
+    many = [race for race in races if race.problem.seqlen_q >= 64]
+    ratios = [alone(race) / min(race.us.values()) for race in many]
+    assert f"{geometric_mean(ratios):.2f} times that of the fastest" in log
+
+
+def test_the_log_says_what_combining_by_several_warps_saves(repository: Path) -> None:
+    runs = json.loads(read_text(repository / RESULTS / "kernel_log_races.json.xz"))
+    races = runs["attention_forward_split_combine"]["races"]
+    of_splits: dict[str, list[float]] = {"33": [], "17": [], "9": [], "2": [], "none": []}
+    for race in races:
+        if int(re.findall(r" s(\d+)", race["shape"])[0]) >= 128:
+            continue
+        for label, (before, now) in race["us"].items():
+            splits = int((re.findall(r"split(\d+)", label) or ["0"])[0])
+            least = next((n for n in ("33", "17", "9", "2") if splits >= int(n)), "none")
+            of_splits[least].append(now / before)
+    means = {least: geometric_mean(ratios) for least, ratios in of_splits.items()}
+    assert means["none"] == pytest.approx(1, abs=0.02)  # the two runs are alike
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    words = [f"{means[least]:.2f}" for least in ("2", "9", "17", "33")]
+    assert f"{words[0]} with 2 to 8 splits, {words[1]} with 9 to 16, {words[2]} up to 32" in log
+    assert f"{words[3]} beyond" in log
+
+
+def test_costs_hold_for_all_head_dims() -> None:
+    for dims in ((8, 8), (40, 40), (72, 72), (104, 104), (136, 64), (64, 200), (248, 256)):
+        problem = replace(CHUNK, dim_qk=dims[0], dim_v=dims[1])
+        knobs = knobs_of(POLICY.default(problem))
+        assert knobs.split_kv, dims
+        assert 1 < knobs.splits <= 32
+        us, splits = streams.timed(problem, knobs, POLICY.spec)
+        assert splits == knobs.splits
+        assert 20 < us < 120
+
+
+def test_more_keys_take_as_many_splits_or_more() -> None:
+    splits = [
+        knobs_of(POLICY.default(replace(CHUNK, seqlen_q=64, seqlen_k=keys))).splits
+        for keys in (1024, 4096, 16384, 65536)
+    ]
+    assert splits == sorted(splits)
+    assert splits[0] > 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch": 40}, {"heads_q": 132, "heads_kv": 132}, {"packed_rows": (512, 32768)}]
+)
+def test_tiles_that_fill_the_gpu_share_nothing(changes: dict[str, Any]) -> None:
+    assert not knobs_of(POLICY.default(replace(CHUNK, **changes))).split_kv
+
+
+def test_the_program_prints_the_regret(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(repository / RESULTS / "forward_splits.json.xz"), "--no-fit"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("(128, 128) causal: 1.0") for line in printed)
