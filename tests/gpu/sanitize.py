@@ -163,13 +163,15 @@ SHAPES = (
 )
 # More tiles than resident CTAs of these kernels on any present GPU, so that persistent kernels loop.
 MANY = (128, 12, 12, 65, 33, True, 0.125)
-# And so many blocks of keys that those of a head begin at tiles of queries of their own, where shares of dQ are queued.
+# And so many blocks of keys that those of a head begin at tiles of queries of their own, where shares of dQ are queued,
+# and that several warps combine the splits of a row.
 LONG = (1, 2, 1, 150, 1100, False, 0.125)
 
 
 def calls_of(candidate: Candidate) -> list[Call]:
     """The launches of a kernel; true dims are one chunk below the padded ones."""
     persistent = getattr(candidate.knobs, "persistent", False)
+    long = persistent or getattr(candidate.knobs, "split_kv", False)
     return [
         Call(
             problem=Problem(
@@ -189,7 +191,8 @@ def calls_of(candidate: Candidate) -> list[Call]:
         )
         for batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale in (
             *SHAPES,
-            *([LONG, MANY] if persistent else []),
+            *([LONG] if long else []),
+            *([MANY] if persistent else []),
         )
     ]
 

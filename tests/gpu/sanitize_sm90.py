@@ -33,6 +33,7 @@ WGMMA: dict[str, Candidate] = {
     ),
     "wgmma-forward-dynamic": first(PLAIN, (96, 96), lambda name: "dynamic" in name),
     "wgmma-decode": _default(FEW, (128, 128)).launched({"splits": 3}),
+    "wgmma-decode-many-splits": _default(FEW, (128, 128)).launched({"splits": 12}),
     "wgmma-forward-masked": first(MASKED, (64, 64), lambda name: "exact" in name),
     "wgmma-forward-masked-slices-bf16": _default(replace(MASKED, dtype="bf16"), (128, 304)),
     "wgmma-forward-masked-kept": _default(MASKED, (128, 128)),
