@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
-from ..chunks_sm80.space import ChunkPasses
 from ..chunks_sm90.resources import PART_DEPTH
 from ..chunks_sm90.space import (
     MIN_TOKENS,
-    WHOLE_TILES,
     ChunkSm90Space,
     divided,
-    suits_whole,
+    fastest,
     undivided,
 )
-from ..shared.passes import first_legal, points_of
+from ..shared.passes import points_of
+from . import cost
 from .knobs import ChunkwiseBackwardSm90Knobs
 from .rules import passes_of
 
@@ -34,23 +32,11 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Kn
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | None:
-    """The first legal point, with super-chunks that employ most SMs; None where there is none, or it does not pay.
-
-    As in the forward direction, sequences stay whole where fewer columns a CTA employ enough SMs.
-    """
-    knobs = first_legal(problem, spec, _points(problem), passes_of)
-    if knobs is None or PART_DEPTH < problem.padded_dim_v < MIN_IN_PARTS:
+    """The point that takes the least time by the cost model; None where there is none, or it does not pay."""
+    if PART_DEPTH < problem.padded_dim_v < MIN_IN_PARTS:
         return None
-    passes, width = ChunkPasses(problem, spec), _width(problem)
-    size = passes.default_super_chunk(knobs.columns, width)
-    whole = (
-        point
-        for point in _points(problem)
-        if size
-        and (point.warpgroups, point.ctas_per_sm) in WHOLE_TILES
-        and suits_whole(point, passes.ctas(point.columns, width), problem, spec)
-    )
-    return first_legal(problem, spec, whole, passes_of) or replace(knobs, super_chunk=size)
+    checked = points_of(problem, spec, _points(problem), passes_of)
+    return fastest(checked, problem, _width(problem), spec, passes_of, cost.predict)
 
 
 def _width(problem: Problem) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
@@ -11,22 +11,21 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..chunks_sm80.space import ChunkPasses
+from ..shared.coefficients import FITTED, Coefficients
+from ..shared.estimates import Estimate, Usages, expected_usage
 from ..shared.forms import forms
-from ..shared.passes import check_passes, points_of
+from ..shared.passes import PassesOf, points_of
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
+from . import cost
 from .knobs import ChunkwiseSm90Knobs
 from .rules import passes_of
 
 K = TypeVar("K", bound=ChunkwiseSm90Knobs)
 
 MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
-# The states of divided sequences are a pass of their own. By the cost model, over 120 shapes, it does not pay where
-# CTAs of whole sequences employ so many of the SMs, or the sequences have so few tokens.
-WHOLE_EMPLOYED = 0.7
-WHOLE_TOKENS = 1024
-# Great states of longer sequences are faster by parts than whole by 64 columns a CTA; measured on an H200.
-NARROW_TOKENS, NARROW_DEPTH = 4096, 128
-WHOLE_TILES = ((2, 1), (1, 1))  # of whole sequences, the most columns a CTA first
+# Of defaults: the measured times behind the model say nothing of more, and do not tell times so near from each other.
+MAX_DEFAULT_GROUPS = 2
+NEAR = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +33,9 @@ class ChunkSm90Space:
     """The values each knob may take.
 
     Attributes:
-        tiles: (warpgroups, ctas_per_sm) pairs, the first legal one being the default's; none with columns that V lacks.
-        num_stages: stages, likewise.
+        tiles: (warpgroups, ctas_per_sm) pairs; none with columns that V lacks. Where times are near, a default has the
+            first.
+        num_stages: stages, the first legal ones being the default's.
     """
 
     tiles: tuple[tuple[int, int], ...] = ((2, 1), (1, 2), (1, 1), (3, 1))
@@ -69,39 +69,46 @@ def divided(
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
-    """The first legal point; None where there is none.
-
-    Its super-chunks employ most SMs, where whole sequences do not: with fewer columns a CTA, perhaps.
-    """
+    """The point that takes the least time by the cost model; None where there is none."""
     if not _is_taken(problem):
         return None
     space = SPACES.get(spec.name, ChunkSm90Space())
-    passes = ChunkPasses(problem, spec)
-    for knobs in _points(problem, space):
-        size = passes.default_super_chunk(knobs.columns, problem.padded_dim_v)
-        whole: Iterable[ChunkwiseSm90Knobs] = _whole(passes, problem, space, spec) if size else ()
-        for chosen in (*whole, replace(knobs, super_chunk=size)):
-            if check_passes(Candidate.of(problem, chosen), passes_of, spec) is None:
-                return chosen
-    return None
+    points = points_of(problem, spec, _points(problem, space), passes_of)
+    return fastest(points, problem, problem.padded_dim_v, spec, passes_of, cost.predict)
 
 
-def _whole(
-    passes: ChunkPasses, problem: Problem, space: ChunkSm90Space, spec: ArchSpec
-) -> Iterator[ChunkwiseSm90Knobs]:
-    """Points that need no super-chunks."""
-    small = min(problem.padded_dim_qk, problem.padded_dim_v) <= NARROW_DEPTH
-    narrow = small or problem.seqlen_q <= NARROW_TOKENS
-    tiles = tuple(x for x in WHOLE_TILES if x in space.tiles and (narrow or x[0] > 1))
-    for knobs in _points(problem, replace(space, tiles=tiles)):
-        if suits_whole(knobs, passes.ctas(knobs.columns, problem.padded_dim_v), problem, spec):
-            yield knobs
+def fastest(
+    points: Iterable[K | Rejection],
+    problem: Problem,
+    width: int,
+    spec: ArchSpec,
+    launches_of: PassesOf,
+    predict: Callable[[Problem, Candidate, ArchSpec, Usages, Coefficients], Estimate],
+) -> K | None:
+    """The point with the super-chunks that take the least time; None where none is legal.
 
-
-def suits_whole(knobs: ChunkwiseSm90Knobs, ctas: int, problem: Problem, spec: ArchSpec) -> bool:
-    """True where sequences had better stay whole, which makes so many CTAs."""
-    short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
-    return short or ctas >= WHOLE_EMPLOYED * spec.num_sms
+    Args:
+        points: without super-chunks; of those with the same tile, the first legal one counts.
+        problem: the problem.
+        width: columns that CTAs share.
+        spec: the GPU.
+        launches_of: gives a candidate's passes.
+        predict: gives its time.
+    """
+    legal = (point for point in points if not isinstance(point, Rejection))
+    tiles: dict[tuple[int, int], K] = {}
+    for knobs in legal:
+        if knobs.warpgroups <= MAX_DEFAULT_GROUPS:
+            tiles.setdefault((knobs.warpgroups, knobs.ctas_per_sm), knobs)
+    times: dict[K, float] = {}
+    for point in divided(tiles.values(), problem, width, spec):
+        if isinstance(point, Rejection):
+            continue
+        candidate = Candidate.of(problem, point)
+        usages = tuple(expected_usage(launch.needs, spec) for launch in launches_of(candidate))
+        times[point] = predict(problem, candidate, spec, usages, FITTED).us
+    least = min(times.values(), default=0.0)
+    return next((point for point, us in times.items() if us <= NEAR * least), None)
 
 
 def _is_taken(problem: Problem) -> bool:

@@ -113,9 +113,13 @@ class Coefficients:
         chunk_auxiliary_bandwidth: share of the memory's peak that kernels between the passes reach; of both families.
         chunk_sm90_clk: clocks of a chunk of a warpgroup that has an SM for itself.
         chunk_sm90_depth_clk: more for each column of Q and K.
+        chunk_sm90_gradient_clk: more where the pass gives a gradient.
         chunk_sm90_next_group: share of these that each further warpgroup with a state adds.
+        chunk_sm90_next_cta: share of these that each further CTA on the SM adds.
+        chunk_sm90_crowded: time of a chunk over that where registers are enough for two CTAs of the forward pass.
         chunk_sm90_states_share: share of these that a chunk takes of which only the state is needed.
-        chunk_sm90_start_clk: clocks for each column of Q and K: until all SMs are at work, and since some are not.
+        chunk_sm90_start_clk: clocks for each column of Q and K until a pass that gives a gradient is at work.
+        chunk_sm90_launch_share: share of the spec's time of a launch that one takes, or several side by side.
         chunk_sm90_bandwidth_2_stages: share of the memory's peak that two stages reach.
         chunk_sm90_bandwidth: the same of three and four.
         chunk_sm90_overlap_loss: as ``memory_overlap_loss``.
@@ -198,14 +202,18 @@ class Coefficients:
     chunk_scores_efficiency: float = fitted(0.5, 0.1, 1.0)
     chunk_auxiliary_bandwidth: float = fitted(0.7, 0.3, 1.0)
 
-    chunk_sm90_clk: float = fitted(1890.0, 300.0, 4000.0)
-    chunk_sm90_depth_clk: float = fitted(5.75, 2.0, 25.0)
-    chunk_sm90_next_group: float = fitted(0.25, 0.0, 1.0)
-    chunk_sm90_states_share: float = fitted(0.21, 0.1, 1.0)
-    chunk_sm90_start_clk: float = fitted(85.0, 0.0, 150.0)
+    chunk_sm90_clk: float = fitted(1190.0, 300.0, 4000.0)
+    chunk_sm90_depth_clk: float = fitted(7.1, 2.0, 25.0)
+    chunk_sm90_gradient_clk: float = fitted(185.0, 0.0, 1500.0)
+    chunk_sm90_next_group: float = fitted(0.27, 0.0, 1.0)
+    chunk_sm90_next_cta: float = fitted(0.47, 0.0, 1.0)
+    chunk_sm90_crowded: float = fitted(2.85, 1.0, 4.0)
+    chunk_sm90_states_share: float = fitted(0.2, 0.1, 1.0)
+    chunk_sm90_start_clk: float = fitted(23.0, 0.0, 150.0)
+    chunk_sm90_launch_share: float = fitted(0.65, 0.2, 1.2)
     chunk_sm90_bandwidth_2_stages: float = fitted(0.94, 0.4, 1.0)
     chunk_sm90_bandwidth: float = fitted(0.99, 0.4, 1.0)
-    chunk_sm90_overlap_loss: float = fitted(0.011, 0.0, 0.4)
+    chunk_sm90_overlap_loss: float = fitted(0.18, 0.0, 0.4)
 
     recurrent_element_instructions: float = fitted(3.0, 2.0, 8.0)
     recurrent_token_clk: float = fitted(500.0, 100.0, 2000.0)

@@ -149,6 +149,7 @@ def launch_estimate(
     *,
     overlap_loss: float,
     start_us: float = 0.0,
+    launch_share: float = 1.0,
 ) -> Estimate:
     """The estimate of one launch: the greater of computing and moving, with a share of the lesser, and its start.
 
@@ -159,12 +160,14 @@ def launch_estimate(
         spec: the GPU.
         overlap_loss: share of the lesser that adds to the greater.
         start_us: before either begins.
+        launch_share: of the spec's time of a launch, that this takes.
     """
+    launch_us = launch_share * spec.launch_overhead_us
     memory_us = max(terms["l2_us"], terms["hbm_us"])
     us = max(compute_us, memory_us) + overlap_loss * min(compute_us, memory_us) + start_us
-    terms = {**terms, "launch_us": spec.launch_overhead_us}
+    terms = {**terms, "launch_us": launch_us}
     return Estimate(
-        us=us + spec.launch_overhead_us,
+        us=us + launch_us,
         limiter=limiter_of(terms),
         terms=terms,
         occupancy=placed.per_sm,
