@@ -6,6 +6,8 @@ launches, and for each other.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -40,6 +42,8 @@ def predict(
     for readers in (1, 2):
         moved = states * (count + 1) * (3 * pieces + readers)
         auxiliary = auxiliary.plus(moved, spec, fit)
+    scan_us = (count + 1) * pieces * fit.chunk_sm90_scan_clk / spec.sm_clock_mhz
+    auxiliary = replace(auxiliary, us=auxiliary.us + 2 * scan_us)
     sums = [
         launch_of(
             problem, shape, spec, usage, fit, stretch * count, stretch // pieces, states_only=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
@@ -20,7 +21,7 @@ from . import cost
 from .knobs import ChunkwiseBackwardSm90Knobs
 from .rules import passes_of
 
-SPACE = ChunkSm90Space(tiles=((2, 1), (1, 2), (1, 1)))
+SPACE = ChunkSm90Space(tiles=((2, 1), (1, 2), (1, 1)), super_shares=(2, 4, 8))
 # A depth in parts counts as 512: on an H200, a V of 320 takes as long as by warps, 384 and more are worth it untuned.
 MIN_IN_PARTS = 384
 
@@ -28,7 +29,7 @@ MIN_IN_PARTS = 384
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     checked = points_of(problem, spec, _points(problem), passes_of)
-    return divided(checked, problem, _width(problem), spec)
+    return divided(checked, problem, _width(problem), spec, SPACE)
 
 
 def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | None:
@@ -36,7 +37,8 @@ def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | No
     if PART_DEPTH < problem.padded_dim_v < MIN_IN_PARTS:
         return None
     checked = points_of(problem, spec, _points(problem), passes_of)
-    return fastest(checked, problem, _width(problem), spec, passes_of, cost.predict)
+    sizes = partial(divided, problem=problem, width=_width(problem), spec=spec, space=SPACE)
+    return fastest(checked, sizes, problem, spec, passes_of, cost.predict)
 
 
 def _width(problem: Problem) -> int:

@@ -163,14 +163,24 @@ class ChunkPasses:
                 return row.knobs
         return next(iter(self.few(name, chunk)), None)
 
-    def super_chunks(self, columns: int, width: int) -> list[int]:
-        """Sizes of super-chunks: none, and if that leaves SMs idle, by each size below its length."""
+    def super_chunks(
+        self, columns: int, width: int, super_shares: tuple[int, ...] | None = None
+    ) -> list[int]:
+        """Sizes of super-chunks: none, and if that leaves SMs idle, by each size below its length.
+
+        Args:
+            columns: of a CTA.
+            width: columns that CTAs share.
+            super_shares: as the space has them; None for the space's own.
+        """
         seqlen = self._problem.seqlen_q
         if self._problem.packed:  # no composition of a batch builds other kernels
             return [0, *sorted({PACKED_SUPER_CHUNK, *self.space.super_chunks})]
         if self.ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
             return [0]
-        shares = [2 ** round(log2(seqlen / share)) for share in self.space.super_shares]
+        shares = [
+            2 ** round(log2(seqlen / share)) for share in super_shares or self.space.super_shares
+        ]
         sizes = {*self.space.super_chunks, *shares}
         return [0, *sorted(size for size in sizes if MIN_SUPER_CHUNK <= size < seqlen)]
 

@@ -73,12 +73,15 @@ def predict(
     count, pieces = cut_of(problem, candidate, shape.slices)
     states = FP32_BYTES * problem.batch * problem.heads_q * problem.dim_qk * problem.dim_v
     moved = 2 * states * count * pieces  # written, read
+    # A CTA of the last super-chunk sums all of them before it begins.
+    sums = FP32_BYTES * shape.depth * shape.columns * count * pieces
+    sums_us = sums / (fit.chunk_sm90_sum_bytes_per_clk * spec.sm_clock_mhz)
     launches = [
         together([launch(stretch * count, stretch // pieces, states_only=True)], spec, fit),
         together([launch(tokens, stretch)], spec, fit),
     ]
     us = engine.hbm_us(moved, spec, fit.chunk_auxiliary_bandwidth)
-    return engine.in_sequence(launches, engine.AuxiliaryWork(us=us), spec)
+    return engine.in_sequence(launches, engine.AuxiliaryWork(us=us + sums_us), spec)
 
 
 def cut_of(problem: Problem, candidate: Candidate, slices: int) -> tuple[int, int]:

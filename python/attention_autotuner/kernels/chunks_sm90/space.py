@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
+from math import ceil, log
 from typing import TypeVar
 
 from ...arch.spec import ArchSpec
@@ -23,9 +25,11 @@ from .rules import passes_of
 K = TypeVar("K", bound=ChunkwiseSm90Knobs)
 
 MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
-# Of defaults: the measured times behind the model say nothing of more, and do not tell times so near from each other.
+# Of defaults: the races behind the model had no more warpgroups, and do not tell times apart that are so near.
 MAX_DEFAULT_GROUPS = 2
 NEAR = 1.01
+# A default serves all lengths of its bucket, of which the problem has the greatest.
+SERVED_SHARES = (0.6, 0.8, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +40,13 @@ class ChunkSm90Space:
         tiles: (warpgroups, ctas_per_sm) pairs; none with columns that V lacks. Where times are near, a default has the
             first.
         num_stages: stages, the first legal ones being the default's.
+        super_shares: sizes of super-chunks as shares of a sequence. A sixteenth of the longest of a bucket is an eighth
+            of the shortest.
     """
 
     tiles: tuple[tuple[int, int], ...] = ((2, 1), (1, 2), (1, 1), (3, 1))
     num_stages: tuple[int, ...] = (3, 2, 4)
+    super_shares: tuple[int, ...] = (2, 4, 8, 16)
 
 
 SPACES: dict[str, ChunkSm90Space] = {}  # by the spec's name; the others have the values above
@@ -49,13 +56,17 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Re
     """Every point of the space, as knobs or as the rejection that says why not."""
     if not _is_taken(problem):
         return
-    whole = _points(problem, SPACES.get(spec.name, ChunkSm90Space()))
-    checked = points_of(problem, spec, whole, passes_of)
-    yield from divided(checked, problem, problem.padded_dim_v, spec)
+    space = SPACES.get(spec.name, ChunkSm90Space())
+    checked = points_of(problem, spec, _points(problem, space), passes_of)
+    yield from divided(checked, problem, problem.padded_dim_v, spec, space)
 
 
 def divided(
-    points: Iterable[K | Rejection], problem: Problem, width: int, spec: ArchSpec
+    points: Iterable[K | Rejection],
+    problem: Problem,
+    width: int,
+    spec: ArchSpec,
+    space: ChunkSm90Space,
 ) -> Iterator[K | Rejection]:
     """Points with every size of super-chunks that is worth a try, where CTAs share so many columns."""
     passes = ChunkPasses(problem, spec)
@@ -63,7 +74,7 @@ def divided(
         if isinstance(point, Rejection):
             yield point
             continue
-        for size in passes.super_chunks(point.columns, width):
+        for size in passes.super_chunks(point.columns, width, space.super_shares):
             if size % point.chunk == 0:
                 yield replace(point, super_chunk=size)
 
@@ -73,42 +84,60 @@ def default(problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
     if not _is_taken(problem):
         return None
     space = SPACES.get(spec.name, ChunkSm90Space())
-    points = points_of(problem, spec, _points(problem, space), passes_of)
-    return fastest(points, problem, problem.padded_dim_v, spec, passes_of, cost.predict)
+    checked = points_of(problem, spec, _points(problem, space), passes_of)
+    sizes = partial(divided, problem=problem, width=problem.padded_dim_v, spec=spec, space=space)
+    return fastest(checked, sizes, problem, spec, passes_of, cost.predict)
 
 
 def fastest(
     points: Iterable[K | Rejection],
+    sizes: Callable[[Iterable[K]], Iterable[K | Rejection]],
     problem: Problem,
-    width: int,
     spec: ArchSpec,
     launches_of: PassesOf,
     predict: Callable[[Problem, Candidate, ArchSpec, Usages, Coefficients], Estimate],
 ) -> K | None:
-    """The point with the super-chunks that take the least time; None where none is legal.
+    """The point that takes the least time at the lengths that a default serves, relative to the best of each.
+
+    None where no point is legal.
 
     Args:
         points: without super-chunks; of those with the same tile, the first legal one counts.
+        sizes: gives points their super-chunks.
         problem: the problem.
-        width: columns that CTAs share.
         spec: the GPU.
         launches_of: gives a candidate's passes.
         predict: gives its time.
     """
-    legal = (point for point in points if not isinstance(point, Rejection))
     tiles: dict[tuple[int, int], K] = {}
-    for knobs in legal:
-        if knobs.warpgroups <= MAX_DEFAULT_GROUPS:
+    for knobs in points:
+        if not isinstance(knobs, Rejection) and knobs.warpgroups <= MAX_DEFAULT_GROUPS:
             tiles.setdefault((knobs.warpgroups, knobs.ctas_per_sm), knobs)
-    times: dict[K, float] = {}
-    for point in divided(tiles.values(), problem, width, spec):
-        if isinstance(point, Rejection):
-            continue
-        candidate = Candidate.of(problem, point)
-        usages = tuple(expected_usage(launch.needs, spec) for launch in launches_of(candidate))
-        times[point] = predict(problem, candidate, spec, usages, FITTED).us
-    least = min(times.values(), default=0.0)
-    return next((point for point, us in times.items() if us <= NEAR * least), None)
+    losses: dict[K, float] = {}
+    served = [_shortened(problem, share) for share in SERVED_SHARES]
+    candidates: dict[K, tuple[Candidate, Usages]] = {}
+    for knobs in tiles.values():
+        launches = launches_of(Candidate.of(problem, knobs))
+        usages = tuple(expected_usage(launch.needs, spec) for launch in launches)
+        for point in sizes([knobs]):
+            if not isinstance(point, Rejection):
+                candidates[point] = Candidate.of(problem, point), usages
+    for shorter in served:
+        times = {
+            point: predict(shorter, candidate, spec, usages, FITTED).us
+            for point, (candidate, usages) in candidates.items()
+        }
+        least = min(times.values(), default=0.0)
+        for point, us in times.items():
+            losses[point] = losses.get(point, 0.0) + log(us / least) / len(served)
+    nearly = min(losses.values(), default=0.0) + log(NEAR)
+    return next((point for point, loss in losses.items() if loss <= nearly), None)
+
+
+def _shortened(problem: Problem, share: float) -> Problem:
+    return replace(
+        problem, seqlen_q=ceil(share * problem.seqlen_q), seqlen_k=ceil(share * problem.seqlen_k)
+    )
 
 
 def _is_taken(problem: Problem) -> bool:
