@@ -50,5 +50,8 @@ def predict(
         )
         for shape, usage in zip(shapes[::2], usages[::2], strict=True)
     ]
-    launches = [together([launch], spec, fit) for launch in (*sums, *passes)]
+    launches = [
+        together([launch], spec, fit, behind=place > 0)
+        for place, launch in enumerate((*sums, *passes))
+    ]
     return engine.in_sequence(launches, auxiliary, spec)

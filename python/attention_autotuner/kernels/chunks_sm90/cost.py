@@ -149,7 +149,13 @@ def launch_of(
     )
 
 
-def together(launches: Sequence[Launch | None], spec: ArchSpec, fit: Coefficients) -> Estimate:
+def together(
+    launches: Sequence[Launch | None],
+    spec: ArchSpec,
+    fit: Coefficients,
+    *,
+    behind: bool = False,
+) -> Estimate:
     """The time of launches whose CTAs share the GPU; infinite where an SM does not hold one.
 
     Where all fit at once, it is that of the longest. Else rounds of CTAs follow each other, the last of which may have
@@ -159,6 +165,8 @@ def together(launches: Sequence[Launch | None], spec: ArchSpec, fit: Coefficient
         launches: in their order, each beginning as soon as there is a place.
         spec: the GPU.
         fit: the fitted constants.
+        behind: their CTAs take places beside those of the launch ahead, for which they wait, two on an SM where others
+            are left without.
     """
     running = [launch for launch in launches if launch is not None]
     if len(running) < len(launches):
@@ -172,6 +180,9 @@ def together(launches: Sequence[Launch | None], spec: ArchSpec, fit: Coefficient
         return sum(launch.placed.ctas * launch.clk(residents) for launch in running) / ctas
 
     span_clk = max(launch.clk(first) for launch in running)
+    if behind:
+        crowded_clk = max(launch.clk(first + 1) for launch in running)
+        span_clk += fit.chunk_sm90_uneven_share * (crowded_clk - span_clk)
     rounds = int(waves)
     if rounds:
         last = ceil((waves - rounds) * per_sm)

@@ -28,8 +28,8 @@ MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles 
 # Of defaults: the races behind the model had no more warpgroups, and do not tell times apart that are so near.
 MAX_DEFAULT_GROUPS = 2
 NEAR = 1.01
-# A default serves all lengths of its bucket, of which the problem has the greatest.
-SERVED_SHARES = (0.6, 0.8, 1.0)
+# A default serves all lengths of its bucket, of which the problem has the greatest: two of them.
+SERVED_SHARES = (0.6, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +113,6 @@ def fastest(
     for knobs in points:
         if not isinstance(knobs, Rejection) and knobs.warpgroups <= MAX_DEFAULT_GROUPS:
             tiles.setdefault((knobs.warpgroups, knobs.ctas_per_sm), knobs)
-    losses: dict[K, float] = {}
-    served = [_shortened(problem, share) for share in SERVED_SHARES]
     candidates: dict[K, tuple[Candidate, Usages]] = {}
     for knobs in tiles.values():
         launches = launches_of(Candidate.of(problem, knobs))
@@ -122,14 +120,16 @@ def fastest(
         for point in sizes([knobs]):
             if not isinstance(point, Rejection):
                 candidates[point] = Candidate.of(problem, point), usages
-    for shorter in served:
+    losses = dict.fromkeys(candidates, 0.0)
+    for share in SERVED_SHARES:
+        served = _shortened(problem, share)
         times = {
-            point: predict(shorter, candidate, spec, usages, FITTED).us
+            point: predict(served, candidate, spec, usages, FITTED).us
             for point, (candidate, usages) in candidates.items()
         }
         least = min(times.values(), default=0.0)
         for point, us in times.items():
-            losses[point] = losses.get(point, 0.0) + log(us / least) / len(served)
+            losses[point] += log(us / least) / len(SERVED_SHARES)
     nearly = min(losses.values(), default=0.0) + log(NEAR)
     return next((point for point, loss in losses.items() if loss <= nearly), None)
 

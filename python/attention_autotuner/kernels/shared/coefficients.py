@@ -121,6 +121,7 @@ class Coefficients:
         chunk_sm90_start_clk: clocks for each column of Q and K until a pass that gives a gradient is at work.
         chunk_sm90_sum_bytes_per_clk: of states that a CTA of the forward pass sums before it begins.
         chunk_sm90_scan_clk: clocks of a scan of states for each that it passes.
+        chunk_sm90_uneven_share: share of a further CTA's time that CTAs add which take their places early.
         chunk_sm90_launch_share: share of the spec's time of a launch that one takes, or several side by side.
         chunk_sm90_bandwidth_2_stages: share of the memory's peak that two stages reach.
         chunk_sm90_bandwidth: the same of three and four.
@@ -206,14 +207,15 @@ class Coefficients:
 
     chunk_sm90_clk: float = fitted(1190.0, 300.0, 4000.0)
     chunk_sm90_depth_clk: float = fitted(7.1, 2.0, 25.0)
-    chunk_sm90_gradient_clk: float = fitted(200.0, 0.0, 1500.0)
+    chunk_sm90_gradient_clk: float = fitted(176.0, 0.0, 1500.0)
     chunk_sm90_next_group: float = fitted(0.26, 0.0, 1.0)
     chunk_sm90_next_cta: float = fitted(0.48, 0.0, 1.0)
     chunk_sm90_crowded: float = fitted(2.85, 1.0, 4.0)
     chunk_sm90_states_share: float = fitted(0.2, 0.1, 1.0)
-    chunk_sm90_start_clk: float = fitted(25.7, 0.0, 150.0)
-    chunk_sm90_sum_bytes_per_clk: float = fitted(134.0, 8.0, 400.0)
-    chunk_sm90_scan_clk: float = fitted(120.0, 0.0, 2000.0)
+    chunk_sm90_start_clk: float = fitted(26.2, 0.0, 150.0)
+    chunk_sm90_sum_bytes_per_clk: float = fitted(136.0, 8.0, 400.0)
+    chunk_sm90_scan_clk: float = fitted(90.0, 0.0, 2000.0)
+    chunk_sm90_uneven_share: float = fitted(0.26, 0.0, 1.0)
     chunk_sm90_launch_share: float = fitted(0.56, 0.2, 1.2)
     chunk_sm90_bandwidth_2_stages: float = fitted(0.94, 0.4, 1.0)
     chunk_sm90_bandwidth: float = fitted(0.99, 0.4, 1.0)
