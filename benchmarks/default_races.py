@@ -1,10 +1,11 @@
-"""The defaults of attention of family ``sm90`` against races of kernels: arithmetic only.
+"""The defaults of attention and retention of family ``sm90`` against races of kernels: arithmetic only.
 
     python -m benchmarks.default_races benchmarks/results/nvidia-h200/forward_plans.json.xz
     python -m benchmarks.default_races benchmarks/results/nvidia-h200/backward_defaults.json.xz
+    python -m benchmarks.default_races benchmarks/results/nvidia-h200/retention_forward_defaults.json.xz
 
 Prints, for each pair of head dims and mask, how much slower the default is than the fastest kernel that was raced; of
-forwards also the costs of a tile that fit its plans best, to be compared with the table in
+attention's forward also the costs of a tile that fit its plans best, to be compared with the table in
 ``attention_forward_sm90/plans.py``.
 """
 
@@ -32,6 +33,7 @@ from attention_autotuner.kernels.attention_forward_sm90.plans import (
     plans_of,
     times_of,
 )
+from attention_autotuner.operations.registry import OPERATIONS
 
 from .suites import shape
 
@@ -58,10 +60,15 @@ def read_races(path: Path) -> tuple[Race, ...]:
         OSError, ValueError, KeyError: it cannot be read, or holds something else.
     """
     document = json.loads(read_text(path))
-    direction = document.get("direction", "forward")
+    op = document.get("op", "attention")
+    fields = {
+        "op": op,
+        "mask": document.get("mask", OPERATIONS[op].semantics.default_mask),
+        "direction": document.get("direction", "forward"),
+    }
     return tuple(
         Race(
-            problem=shape(race["shape"], dtype="bf16", direction=direction),
+            problem=shape(race["shape"], dtype="bf16", **fields),
             us={_STAGES.sub("", label): us for label, us in race["us"].items()},
         )
         for race in document["races"]
@@ -137,11 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for causal in (False, True):
             masked = [race for race in raced if race.problem.causal == causal]
             ratios = [ratio for _, ratio in regrets(masked, default_of(policy))]
+            if not ratios:
+                continue
             mean, most = geometric_mean(ratios), max(ratios)
             mask = "causal" if causal else "no mask"
             print(f"{dims} {mask}: {mean:.3f}, at most {most:.2f}, of {len(ratios)} shapes")
-            fits = not options.no_fit and masked[0].problem.direction == "forward"
-            for plan in plans_of(masked[0].problem) if fits else ():
+            first = masked[0].problem
+            fits = not options.no_fit and (first.op, first.direction) == ("attention", "forward")
+            for plan in plans_of(first) if fits else ():
                 fixed, step = fit(masked, plan, causal=causal, sms=policy.spec.num_sms)
                 name = f"{plan.warpgroups} {plan.mainloop} {plan.block_n}"
                 print(f"    {name}: ({fixed:.2f}, {step:.3f}) for {plan.costs[causal]}")

@@ -22,14 +22,13 @@ from ..shared.super_chunks import pieces_of
 from . import resources
 from .resources import ChunkSm90Shape
 
-CROWDED_DEPTH = (
-    64  # columns of Q and K, beyond which two CTAs of the forward pass in bf16 lack registers
-)
+# Columns of Q and K of a forward pass beyond which its loads are late, and two CTAs on an SM lack registers in bf16.
+DEEP, CROWDED_DEPTH = 128, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What the CTAs of a launch do.
+    """The work of a launch's CTAs.
 
     Attributes:
         placed: the CTAs, and how many an SM holds.
@@ -123,10 +122,11 @@ def launch_of(
         fill += shape.depth
         moved *= 2
     forward = problem.direction == "forward"
+    deep_clk = fit.chunk_sm90_deep_clk * max(0, shape.depth - DEEP)
     chain_clk = (
         fit.chunk_sm90_clk
         + fit.chunk_sm90_depth_clk * shape.depth
-        + (0.0 if forward else fit.chunk_sm90_gradient_clk)
+        + (deep_clk if forward else fit.chunk_sm90_gradient_clk)
         + engine.spill_clk(usage, knobs.num_threads, fit)
     )
     chain_clk *= 1.0 + fit.chunk_sm90_next_group * (knobs.warpgroups - 1)

@@ -33,8 +33,10 @@ class Coefficients:
     - ``gradient_sm90_``: fitted to 660 times of 53 problems in the same file, which they meet within 8 %.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
-    - ``chunk_sm90_``: fitted to all times of both directions in the pools of 16 problems on an H200 (dims 64 to
-      256/512, benchmarks/results/nvidia-h200/records.jsonl.xz), which they meet within 10 % (root mean square).
+    - ``chunk_sm90_``: fitted with SciPy to the times of family ``sm90`` in races of 124 shapes of both directions on an
+      H200 (dims 64 to 256/512, benchmarks/results/nvidia-h200/retention_*_defaults.json.xz), which they meet within
+      10 % (root mean square), and to 16 earlier ones of long forward passes. ``states_share`` and the bandwidths, which
+      the races hardly tell, were set.
     - ``recurrent_``: retention's recurrent form: counted from its loop, and set to times on an H200.
 
     Attributes:
@@ -113,6 +115,7 @@ class Coefficients:
         chunk_auxiliary_bandwidth: share of the memory's peak that kernels between the passes reach; of both families.
         chunk_sm90_clk: clocks of a chunk of a warpgroup that has an SM for itself.
         chunk_sm90_depth_clk: more for each column of Q and K.
+        chunk_sm90_deep_clk: more for each beyond 128 in the forward pass, whose loads are late.
         chunk_sm90_gradient_clk: more where the pass gives a gradient.
         chunk_sm90_next_group: share of these that each further warpgroup with a state adds.
         chunk_sm90_next_cta: share of these that each further CTA on the SM adds.
@@ -205,21 +208,22 @@ class Coefficients:
     chunk_scores_efficiency: float = fitted(0.5, 0.1, 1.0)
     chunk_auxiliary_bandwidth: float = fitted(0.7, 0.3, 1.0)
 
-    chunk_sm90_clk: float = fitted(1190.0, 300.0, 4000.0)
-    chunk_sm90_depth_clk: float = fitted(7.1, 2.0, 25.0)
-    chunk_sm90_gradient_clk: float = fitted(176.0, 0.0, 1500.0)
-    chunk_sm90_next_group: float = fitted(0.26, 0.0, 1.0)
-    chunk_sm90_next_cta: float = fitted(0.48, 0.0, 1.0)
-    chunk_sm90_crowded: float = fitted(2.85, 1.0, 4.0)
+    chunk_sm90_clk: float = fitted(1210.0, 300.0, 4000.0)
+    chunk_sm90_depth_clk: float = fitted(6.65, 2.0, 25.0)
+    chunk_sm90_deep_clk: float = fitted(2.5, 0.0, 20.0)
+    chunk_sm90_gradient_clk: float = fitted(185.0, 0.0, 1500.0)
+    chunk_sm90_next_group: float = fitted(0.28, 0.0, 1.0)
+    chunk_sm90_next_cta: float = fitted(0.46, 0.0, 1.0)
+    chunk_sm90_crowded: float = fitted(2.9, 1.0, 4.0)
     chunk_sm90_states_share: float = fitted(0.2, 0.1, 1.0)
-    chunk_sm90_start_clk: float = fitted(26.2, 0.0, 150.0)
-    chunk_sm90_sum_bytes_per_clk: float = fitted(136.0, 8.0, 400.0)
-    chunk_sm90_scan_clk: float = fitted(90.0, 0.0, 2000.0)
-    chunk_sm90_uneven_share: float = fitted(0.26, 0.0, 1.0)
-    chunk_sm90_launch_share: float = fitted(0.56, 0.2, 1.2)
+    chunk_sm90_start_clk: float = fitted(27.0, 0.0, 150.0)
+    chunk_sm90_sum_bytes_per_clk: float = fitted(145.0, 8.0, 400.0)
+    chunk_sm90_scan_clk: float = fitted(83.0, 0.0, 2000.0)
+    chunk_sm90_uneven_share: float = fitted(0.27, 0.0, 1.0)
+    chunk_sm90_launch_share: float = fitted(0.555, 0.2, 1.2)
     chunk_sm90_bandwidth_2_stages: float = fitted(0.94, 0.4, 1.0)
     chunk_sm90_bandwidth: float = fitted(0.99, 0.4, 1.0)
-    chunk_sm90_overlap_loss: float = fitted(0.18, 0.0, 0.4)
+    chunk_sm90_overlap_loss: float = fitted(0.19, 0.0, 0.4)
 
     recurrent_element_instructions: float = fitted(3.0, 2.0, 8.0)
     recurrent_token_clk: float = fitted(500.0, 100.0, 2000.0)
