@@ -56,6 +56,8 @@ PROBLEMS = (
     Problem(direction="backward", causal=True, deterministic=True),
     Problem(op="retnet", mask="explicit", direction="backward"),
     RETENTION,
+    replace(RETENTION, dtype="bf16"),
+    replace(RETENTION, dim_qk=256, dim_v=256),
     replace(RETENTION, alignment_bytes=2, dim_qk=256, dim_v=256),
     replace(RETENTION, direction="backward"),
     replace(RETENTION, seqlen_q=1, seqlen_k=1, batch=64, form="recurrent"),

@@ -122,14 +122,15 @@ def launch_of(
         fill += shape.depth
         moved *= 2
     forward = problem.direction == "forward"
-    deep_clk = fit.chunk_sm90_deep_clk * max(0, shape.depth - DEEP)
     chain_clk = (
         fit.chunk_sm90_clk
         + fit.chunk_sm90_depth_clk * shape.depth
-        + (deep_clk if forward else fit.chunk_sm90_gradient_clk)
+        + (0.0 if forward else fit.chunk_sm90_gradient_clk)
         + engine.spill_clk(usage, knobs.num_threads, fit)
     )
     chain_clk *= 1.0 + fit.chunk_sm90_next_group * (knobs.warpgroups - 1)
+    if forward:  # late loads, which warpgroups wait for together
+        chain_clk += fit.chunk_sm90_deep_clk * max(0, shape.depth - DEEP)
     if states_only:
         chain_clk *= fit.chunk_sm90_states_share
     crowded = knobs.ctas_per_sm > 1 and shape.depth > CROWDED_DEPTH

@@ -28,8 +28,8 @@ MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles 
 # Of defaults: the races behind the model had no more warpgroups, and do not tell times apart that are so near.
 MAX_DEFAULT_GROUPS = 2
 NEAR = 1.01
-# A default serves all lengths of its bucket, of which the problem has the greatest: two of them.
-SERVED_SHARES = (0.6, 0.9)
+# A default serves all lengths of its bucket, of which the problem has the greatest: shares of it, and what each counts.
+SERVED_SHARES = {0.6: 1 / 3, 0.9: 2 / 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def fastest(
             if not isinstance(point, Rejection):
                 candidates[point] = Candidate.of(problem, point), usages
     losses = dict.fromkeys(candidates, 0.0)
-    for share in SERVED_SHARES:
+    for share, counts in SERVED_SHARES.items():
         served = _shortened(problem, share)
         times = {
             point: predict(served, candidate, spec, usages, FITTED).us
@@ -129,7 +129,7 @@ def fastest(
         }
         least = min(times.values(), default=0.0)
         for point, us in times.items():
-            losses[point] += log(us / least) / len(SERVED_SHARES)
+            losses[point] += counts * log(us / least)
     nearly = min(losses.values(), default=0.0) + log(NEAR)
     return next((point for point, loss in losses.items() if loss <= nearly), None)
 
