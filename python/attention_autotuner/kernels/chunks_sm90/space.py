@@ -44,7 +44,7 @@ class ChunkSm90Space:
             of the shortest.
     """
 
-    tiles: tuple[tuple[int, int], ...] = ((2, 1), (1, 2), (1, 1), (3, 1))
+    tiles: tuple[tuple[int, int], ...] = ((2, 1), (1, 1), (1, 2), (3, 1))
     num_stages: tuple[int, ...] = (3, 2, 4)
     super_shares: tuple[int, ...] = (2, 4, 8, 16)
 
