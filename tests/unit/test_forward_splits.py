@@ -118,3 +118,28 @@ def test_the_program_prints_the_regret(
     assert main([str(repository / RESULTS / "forward_splits.json.xz"), "--no-fit"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert any(line.startswith("(128, 128) causal: 1.0") for line in printed)
+
+
+def test_few_tiles_of_retnet_are_as_the_log_says(repository: Path) -> None:
+    races = read_races(repository / RESULTS / "retnet_forward_defaults.json.xz")
+    ratios = [ratio for _, ratio in regrets(races, default_of(POLICY))]
+    assert len(ratios) > 0.9 * len(races)
+    assert geometric_mean(ratios) < 1.02
+    assert max(ratios) < 1.2
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    race = next(r for r in races if r.problem.describe().endswith("b1 h3 s179 d64 causal explicit"))
+    claimed = "g3n128_serial_exact_turns_q2k2v2_m2v1_oq_dynamic"
+    assert f"{race.us[claimed]:.1f} us with three heads of 179 tokens" in log
+    assert f"no claims take {min(race.us.values()):.1f}." in log
+
+
+def test_the_list_decides_about_uneven_tiles(repository: Path) -> None:
+    runs = json.loads(read_text(repository / RESULTS / "kernel_log_races.json.xz"))
+    us = runs["attention_forward_uneven_splits"]["us"]
+    said = f"two splits took {us['pick']:.0f} us where flash-attn 4 takes "
+    said += f"{us['flash_attn_4 forward']:.0f}"
+    assert said in (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    uneven = replace(CHUNK, seqlen_q=4096, seqlen_k=4096)
+    assert not knobs_of(POLICY.default(uneven)).split_kv
+    knobs = replace(knobs_of(POLICY.default(CHUNK)), splits=2)
+    assert streams.timed(uneven, knobs, POLICY.spec)[0] > 0.9 * us["pick"]

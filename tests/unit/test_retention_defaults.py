@@ -48,8 +48,7 @@ def test_defaults_are_near_the_fastest_kernel_of_every_race(
     races: tuple[Race, ...], policy: Policy
 ) -> None:
     ratios = [ratio for _, ratio in regrets(races, default_of(policy))]
-    assert len(races) >= 59
-    assert len(ratios) >= 40  # of some shapes, the default was not raced
+    assert len(ratios) > 0.95 * len(races) > 55
     assert geometric_mean(ratios) < 1.02
     assert max(ratios) < 1.25
 
@@ -68,7 +67,7 @@ def test_the_model_meets_the_races(races: tuple[Race, ...]) -> None:
         if candidate.family == "sm90" and candidate.knobs.label in race.us
     ]
     assert len(errors) > 300
-    assert sqrt(fsum(error**2 for error in errors) / len(errors)) < 0.1
+    assert sqrt(fsum(error**2 for error in errors) / len(errors)) < 0.12
 
 
 def test_the_model_ranks_no_kernel_of_warps_first_where_warpgroups_are_faster(

@@ -38,6 +38,10 @@ COSTS: tuple[tuple[tuple[int, int], dict[int, Costs]], ...] = (
 """By the padded head dims, of q and k and of v, up to which they hold, and by warpgroups."""
 MARGIN = 1.05  # by which they are to be faster than plans that share nothing
 LAUNCH_US = 3.9
+MOST_ROUNDS = 4  # of tiles on the SMs, beyond which more splits only cost
+EVEN = (
+    0.8  # of the steps of the longest tile, that all tiles have where their order does not matter
+)
 FILL_US = 0.7  # until keys arrive, where their bytes are all the time
 SHARPNESS = 3.8  # of the greater of steps and bytes: infinite for steps that never wait
 COMBINE_US = 1.1  # of the second kernel, that starts while the first one runs
@@ -91,19 +95,40 @@ def _times(
     heads = packed_heads(problem, knobs)
     queries = knobs.block_m // heads
     steps = tiles_of(problem, block=queries, step=knobs.block_n, by_queries=True)
-    tiles = len(steps) * problem.heads_q // heads * problem.batch
+    heads = problem.heads_q // heads * problem.batch
     streamed_us = FILL_US + _streamed_us(problem, max(steps) * knobs.block_n, spec)
     results = FP32_BYTES * problem.batch * problem.heads_q * problem.seqlen_q * problem.padded_dim_v
     whole_tiles = problem.seqlen_q >= LEAST_QUERIES and problem.window_size == NO_WINDOW
     fewest = 2 if whole_tiles else 1
     for splits in range(fewest, most_splits(problem, knobs) + 1):
-        rounds = ceil(tiles * splits / spec.num_sms)
-        share = ceil((max(steps) if rounds == 1 else fmean(steps)) / splits)
-        stepped_us = rounds * (fixed + step * share)
+        if splits > fewest and len(steps) * heads * splits > MOST_ROUNDS * spec.num_sms:
+            break
+        tiles, shared = _largest_share(steps, heads, splits, spec.num_sms)
+        stepped_us = tiles * fixed + shared * step
         us = LAUNCH_US + (stepped_us**SHARPNESS + streamed_us**SHARPNESS) ** (1 / SHARPNESS)
         if splits > 1:
             us += COMBINE_US + splits * (COMBINE_US_PER_SPLIT + COMBINE_US_PER_BYTE * results)
         yield us, splits
+
+
+def _largest_share(steps: tuple[int, ...], heads: int, splits: int, sms: int) -> tuple[int, float]:
+    """Tiles and steps of the SM with the most to do, of tiles in the order of the kernel's list, split by split.
+
+    Args:
+        steps: of each block of queries, all of whose heads are side by side.
+        heads: tiles of a block.
+        splits: that share the steps of a tile.
+        sms: that take tiles in turn.
+    """
+    tiles = len(steps) * heads * splits
+    rounds = ceil(tiles / sms)
+    if rounds == 1 or min(steps) > EVEN * max(steps):
+        return rounds, rounds * ceil((max(steps) if rounds == 1 else fmean(steps)) / splits)
+    shares = [0] * sms
+    counts = [ceil(count / splits) for count in steps for _ in range(heads)] * splits
+    for place, count in enumerate(counts):
+        shares[place % sms] += count
+    return rounds, max(shares)
 
 
 def _costs(problem: Problem) -> dict[int, Costs]:
