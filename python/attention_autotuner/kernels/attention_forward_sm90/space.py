@@ -212,36 +212,36 @@ def _modified(problem: Problem, spec: ArchSpec) -> Iterator[tuple[Plan, Schedule
 
 
 def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
-    """Few queries, whose time is that of reading K and V: one or two warpgroups, keys split among CTAs."""
-    group = problem.heads_q // problem.heads_kv
-    tiles = product(
-        (1, 2) if rows_of_group(problem) > streams.LEAST_QUERIES else (1,),
-        STREAM_BLOCKS,
-        STREAM_MAINLOOPS,
-    )
-    for warpgroups, block_n, mainloop in tiles:
-        for stages in range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1):
-            knobs = AttentionForwardSm90Knobs(
-                warpgroups=warpgroups,
-                block_n=block_n,
-                mainloop=mainloop,
-                q_stages=1,
-                k_stages=stages,
-                v_stages=stages,
-                output="direct",
-                schedule="static",
-                pack_gqa=group > 1,
-                split_kv=True,
-            )
-            for point in points_of(problem, spec, [knobs], passes_of, PRUNING_PREDICATES):
-                if isinstance(point, Rejection):
-                    yield point
-                else:
-                    counts = split_counts(problem, point, spec.num_sms)
-                    if streams.suits(point, problem):
-                        counts.insert(0, streams.timed(problem, point, spec)[1])
-                    for splits in dict.fromkeys(counts):
-                        yield replace(point, splits=splits)
+    """Few queries, whose time is that of reading K and V, or few tiles: keys split among CTAs."""
+    for point in points_of(problem, spec, _unsplit(problem), passes_of, PRUNING_PREDICATES):
+        if isinstance(point, Rejection):
+            yield point
+            continue
+        counts = split_counts(problem, point, spec.num_sms)
+        if streams.suits(point, problem):
+            counts.insert(0, streams.timed(problem, point, spec)[1])
+        for splits in dict.fromkeys(counts):
+            yield replace(point, splits=splits)
+
+
+def _unsplit(problem: Problem) -> Iterator[AttentionForwardSm90Knobs]:
+    """Points whose keys may be split, of one or two warpgroups, the most stages first."""
+    several = rows_of_group(problem) > streams.LEAST_QUERIES
+    stages = range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1)
+    points = product((1, 2) if several else (1,), STREAM_BLOCKS, STREAM_MAINLOOPS, stages)
+    for warpgroups, block_n, mainloop, key_stages in points:
+        yield AttentionForwardSm90Knobs(
+            warpgroups=warpgroups,
+            block_n=block_n,
+            mainloop=mainloop,
+            q_stages=1,
+            k_stages=key_stages,
+            v_stages=key_stages,
+            output="direct",
+            schedule="static",
+            pack_gqa=problem.heads_q > problem.heads_kv,
+            split_kv=True,
+        )
 
 
 def _fastest_stream(
@@ -253,15 +253,19 @@ def _fastest_stream(
     """
     if not (streams.may_share(problem, spec) and streams.fit_the_sms(problem, spec)):
         return inf, None
-    legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
-    suited: dict[int, AttentionForwardSm90Knobs] = {}
-    for point in legal:
-        if streams.suits(point, problem):
-            suited.setdefault(point.warpgroups, point)  # the most stages first
-    timed = {k: streams.timed(plain(problem), k, spec) for k in suited.values()}
+
+    def first_of(points: Iterable[AttentionForwardSm90Knobs]) -> AttentionForwardSm90Knobs | None:
+        return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
+
+    timed: dict[AttentionForwardSm90Knobs, tuple[float, int]] = {}
+    suited = [point for point in _unsplit(problem) if streams.suits(point, problem)]
+    for warpgroups in (1, 2):
+        first = first_of(point for point in suited if point.warpgroups == warpgroups)
+        if first is not None:
+            timed[first] = streams.timed(plain(problem), first, spec)
     if not timed:
-        return inf, next(iter(legal), None)
-    knobs = min(timed, key=lambda k: timed[k][0])
+        return inf, first_of(_unsplit(problem))
+    knobs = min(timed, key=lambda point: timed[point][0])
     us, splits = timed[knobs]
     if problem.window_size != NO_WINDOW:
         splits = streams.timed(problem, knobs, spec)[1]
