@@ -19,6 +19,7 @@ from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.abi import AttentionForwardParams
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.attention.inputs import GROWTH, grow
 from attention_autotuner.operations.shared.launching import GUARD
 from attention_autotuner.serving import loader
 from tests.numerics import cases, guarded_buffers, harness, kernel_pool
@@ -214,3 +215,14 @@ def test_default_kernels_can_be_built_for_the_problems_of_a_module(name: str) ->
     items: Any = [SimpleNamespace(module=importlib.import_module(f"tests.gpu.{name}"))]
     for candidate in kernel_pool.needed(items, resolve("H200")):
         assert candidate.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_keys_grow_along_sequences_longer_than_fp16_counts(dtype: torch.dtype) -> None:
+    keys = torch.ones(1, 2, 131_072, 1, dtype=dtype)
+    grow(keys, seed=0)
+    first, second = keys[0, :, :, 0].float()
+    assert torch.equal(second, first.flip(0))
+    assert first[0].item() == pytest.approx(GROWTH[0], rel=0.01)
+    assert first[-1].item() == GROWTH[1]
+    assert bool((first.diff() >= 0).all())

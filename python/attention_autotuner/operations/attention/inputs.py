@@ -166,7 +166,8 @@ def grow(k: torch.Tensor, seed: int) -> None:
         seed: exchanges the directions, for tensors of one head.
     """
     batch, heads, length, _ = k.shape
-    factors = torch.linspace(*GROWTH, length, dtype=k.dtype, device=k.device)
+    # In fp32: fp16 does not count to the lengths of sequences, and may give NaN beyond 65504 keys.
+    factors = torch.linspace(*GROWTH, length, device=k.device, dtype=torch.float32).to(k.dtype)
     index = torch.arange(batch * heads, device=k.device).view(batch, heads, 1, 1)
     k *= torch.where((index + seed) % 2 == 0, factors[:, None], factors.flip(0)[:, None])
 
