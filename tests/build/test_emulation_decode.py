@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import LaunchFailed, Wrong
+from attention_autotuner.core.outcome import LaunchFailed, Nondeterministic, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
@@ -26,9 +26,11 @@ PRODUCER = "attention_forward_sm90/producer.cuh"
 MUTANTS = {
     "results_added": (
         COMBINE,
-        "sums[block][0] = fmaf(share, values.x, sums[block][0]);",
-        "sums[block][0] += values.x;",
+        "of[block][0] = fmaf(share, values[i][block].x, of[block][0]);",
+        "of[block][0] += values[i][block].x;",
     ),
+    "warps_not_waited_for": (COMBINE, "__syncthreads();", ""),
+    "one_warp_alone": (COMBINE, "other < warps && warp % warps == 0", "other < 1"),
     "rows_missed": (OUTPUT, "if (!row.exists) return;", "if (row.head != 0) return;"),
     "lse_misplaced": (
         OUTPUT,
@@ -97,7 +99,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
     return build(candidate(), folder, MUTANTS)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+@pytest.mark.parametrize("splits", [1, 2, 3, 7, 9])
 def test_split_keys_give_the_same(emulated: LoadedKernel, splits: int) -> None:
     outcome = check(emulated.with_launch_knobs({"splits": splits}), PROBLEMS, runs_of(splits))
     assert outcome.ok, outcome.reason
@@ -126,10 +128,11 @@ def test_packed_rows_need_no_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mistakes_are_caught(emulated: LoadedKernel, mutant: str) -> None:
-    whole = replace(PROBLEMS[0], batch=1, seqlen_k=300)
-    kernel = emulated.with_launch_knobs({"splits": 3})
-    outcome = check(kernel, [whole], [("lazy", 0)], mutant=mutant)
-    assert isinstance(outcome, (LaunchFailed, Wrong))
+    combines = MUTANTS[mutant][0] == COMBINE
+    whole = replace(PROBLEMS[0], batch=1, seqlen_k=620 if combines else 300)
+    kernel = emulated.with_launch_knobs({"splits": 9 if combines else 3})
+    outcome = check(kernel, [whole], [("lazy", 0), ("random", 1)][: 1 + combines], mutant=mutant)
+    assert isinstance(outcome, (LaunchFailed, Nondeterministic, Wrong))
 
 
 # --- family sm80 --------------------------------------------------------------------------------------

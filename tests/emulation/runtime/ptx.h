@@ -286,6 +286,13 @@ inline void red_global_add_v4_f32(uint64_t address, float a, float b, float c, f
 }
 // A loop over reads of one place waits, once it has read the same twice with no load or wait for a barrier between, for
 // a release anywhere.
+inline void ld_global_v4_f32(float& a, float& b, float& c, float& d, uint64_t address) {
+  float const* const from = reinterpret_cast<float const*>(address);
+  a = from[0];
+  b = from[1];
+  c = from[2];
+  d = from[3];
+}
 inline void ld_acquire_gpu_global_b32(uint32_t& to, uint64_t address) {
   auto const word = [address] { return *reinterpret_cast<uint32_t const*>(address); };
   maybe_yield();

@@ -125,17 +125,17 @@ struct SplitSums {
   // The sums of the row's other warps, in their order.
   __device__ __forceinline__ void gather(int warp) {
     int const warps = 1 << r.warps_log2;
-    __shared__ float4 shared[kCombineWarps][kBlocks][32];
-    int const lane = lane_index();
+    __shared__ float4 shared[kCombineWarps * kBlocks * 32];
+    auto place = [&](int of_warp, int block) { return (of_warp * kBlocks + block) * 32 + lane_index(); };
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      shared[warp][block][lane] = make_float4(of[block][0], of[block][1], of[block][2], of[block][3]);
+      shared[place(warp, block)] = make_float4(of[block][0], of[block][1], of[block][2], of[block][3]);
     }
     __syncthreads();
     for (int other = 1; other < warps && warp % warps == 0; ++other) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        float4 const values = shared[warp + other][block][lane];
+        float4 const values = shared[place(warp + other, block)];
         of[block][0] += values.x;
         of[block][1] += values.y;
         of[block][2] += values.z;
