@@ -30,7 +30,7 @@ MUTANTS = {
         "of[block][0] += values[i][block].x;",
     ),
     "warps_not_waited_for": (COMBINE, "__syncthreads();", ""),
-    "one_warp_alone": (COMBINE, "other < warps && warp % warps == 0", "other < 1"),
+    "one_warp_alone": (COMBINE, "of[block][0] += values.x;", ""),
     "rows_missed": (OUTPUT, "if (!row.exists) return;", "if (row.head != 0) return;"),
     "lse_misplaced": (
         OUTPUT,

@@ -25,7 +25,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.fake_pipeline import GPU, FakePipeline, fast
 
-PROBLEM = Problem(batch=1, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
+PROBLEM = Problem(batch=4, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM)
 
