@@ -29,7 +29,8 @@ class Coefficients:
       (benchmarks/results/nvidia-h200).
     - ``attention_sm90_``: fitted to 600 times of 78 problems on an H200, attention's and retnet's with a mask, prompts
       and decoding (benchmarks/results/nvidia-h200/records.jsonl.xz), which they met within 10 % (root mean square)
-      under that GPU's measured spec; times of later kernels in that file are within 17 %.
+      under that GPU's measured spec; times of later kernels in that file are within 17 %. What combining splits takes
+      was fitted to the races of benchmarks/results/nvidia-h200/forward_splits.json.xz.
     - ``gradient_sm90_``: fitted to 660 times of 53 problems in the same file, which they meet within 8 %.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
