@@ -53,6 +53,11 @@ class Race:
     us: Mapping[str, float]
 
 
+def without_stages(label: str) -> str:
+    """The label of knobs without stages and the way of O, by which kernels of a race do not differ."""
+    return _STAGES.sub("", label)
+
+
 def read_races(path: Path) -> tuple[Race, ...]:
     """The races of a file.
 
@@ -69,7 +74,7 @@ def read_races(path: Path) -> tuple[Race, ...]:
     return tuple(
         Race(
             problem=shape(race["shape"], dtype="bf16", **fields),
-            us={_STAGES.sub("", label): us for label, us in race["us"].items()},
+            us={without_stages(label): us for label, us in race["us"].items()},
         )
         for race in document["races"]
     )
@@ -85,7 +90,7 @@ def regrets(
         choose: gives the label of a problem's knobs.
     """
     for race in races:
-        us = race.us.get(_STAGES.sub("", choose(race.problem)))
+        us = race.us.get(without_stages(choose(race.problem)))
         if us is not None:
             yield race, us / min(race.us.values())
 

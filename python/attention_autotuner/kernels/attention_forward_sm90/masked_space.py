@@ -83,21 +83,21 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     stays = keeps or dim > MIDDLE_DIM
     ping_pong = much_scored or (keeps and dim < MIDDLE_DIM)
     few = tiles * -(-problem.padded_dim_v // MAX_COLUMNS) <= spec.num_sms
-    few_tile = _tile_of_few(problem)
-    few_tiles = dim <= MIDDLE_DIM and (few or (dim <= SMALL_DIM and tiles <= 2 * spec.num_sms))
+    smaller = dim <= MIDDLE_DIM and (few or (dim <= SMALL_DIM and tiles <= 2 * spec.num_sms))
+    tile_of_few = _tile_of_few(problem) if smaller else None
 
     def unsuited(knobs: AttentionForwardSm90Knobs) -> tuple[bool, ...]:
         if knobs.exchange_stages:
             return (not shares,)
-        if few_tiles:
+        if tile_of_few is not None:
             tile = (knobs.warpgroups, knobs.mainloop, knobs.ping_pong, knobs.block_n)
             scheduled = knobs.schedule == ("static" if few else "grid")
-            return (shares, knobs.mask_stages < 2, tile != few_tile, not scheduled)
+            return (shares, knobs.mask_stages < 2, tile != tile_of_few, not scheduled)
         by_turns = knobs.warpgroups == 3 and knobs.ping_pong
         if dim <= SMALL_DIM:
             return (shares, knobs.mask_stages < 2, not by_turns)
-        usual = knobs.schedule == ("static" if few or stays else "grid")
-        usual = usual or (problem.causal and not few)
+        by_mask = "static" if few or stays else "grid"
+        usual = (problem.causal and not few) or knobs.schedule == by_mask
         fed = (bool(knobs.kept_depth), knobs.ping_pong) == (keeps, ping_pong)
         return (shares, knobs.mask_stages < 2, not usual, not fed)
 

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, log2, sqrt
 from statistics import fmean, pstdev
+from typing import TypeVar
 
 from ...arch.spec import ArchSpec
 from ...core.problem import NO_WINDOW, Problem
 from ..shared.schedule import tiles_of
 from .knobs import WARPGROUP_ROWS, Mainloop, Schedule
+
+T = TypeVar("T")
 
 Costs = tuple[float, float]  # microseconds of a tile of rows beside its steps, and of a step
 
@@ -131,11 +134,16 @@ WORST_SHARE = 2.5
 SECTION_BYTES = 32e6  # of K and V, of heads whose uneven tiles are computed together: as the kernel's list has them
 
 
+def of_head_dims(table: Iterable[tuple[tuple[int, int], T]], problem: Problem, otherwise: T) -> T:
+    """The first entry of a table that holds for the head dims of a problem, or another where none does."""
+    dims = (problem.padded_dim_qk, problem.padded_dim_v)
+    held = (entry for up_to, entry in table if dims[0] <= up_to[0] and dims[1] <= up_to[1])
+    return next(held, otherwise)
+
+
 def plans_of(problem: Problem) -> tuple[Plan, ...]:
     """The plans for the head dims of a problem; none where V is wider than any."""
-    dims = (problem.padded_dim_qk, problem.padded_dim_v)
-    held = (plans for up_to, plans in PLANS if dims[0] <= up_to[0] and dims[1] <= up_to[1])
-    return next(held, ())
+    return of_head_dims(PLANS, problem, ())
 
 
 def by_time(

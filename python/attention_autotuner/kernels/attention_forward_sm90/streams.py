@@ -14,12 +14,10 @@ from statistics import fmean
 from ...arch.spec import ArchSpec
 from ...core.problem import NO_WINDOW, Problem
 from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
-from ..shared.schedule import tiles_of
+from ..shared.schedule import makespan, tiles_of
 from ..shared.split_kv import HBM_SHARE, most_splits, packed_heads, queries_are_few
 from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs
-from .plans import plain
-
-Costs = tuple[float, float]  # microseconds of a tile of rows beside its steps, and of a step
+from .plans import Costs, of_head_dims, plain
 
 LEAST_QUERIES = WARPGROUP_ROWS  # with fewer, most MMAs of a warpgroup are wasted
 WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
@@ -85,13 +83,17 @@ def timed(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) ->
         spec: gives the number of SMs and the bandwidth.
     """
     counted = plain(problem) if problem.spanned else problem
-    return min(_times(counted, knobs, spec), default=(inf, 1))
+    return min(times_of(counted, knobs, spec), default=(inf, 1))
 
 
-def _times(
+def times_of(
     problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec
 ) -> Iterator[tuple[float, int]]:
-    fixed, step = _costs(problem)[knobs.warpgroups]
+    """The times of a kernel with the splits that it may be offered, microseconds, each with how many these are.
+
+    Arguments are those of :func:`timed`, but for documents and a prefix, which have to be left out.
+    """
+    fixed, step = of_head_dims(COSTS, problem, COSTS[-1][1])[knobs.warpgroups]
     heads = packed_heads(problem, knobs)
     queries = knobs.block_m // heads
     steps = tiles_of(problem, block=queries, step=knobs.block_n, by_queries=True)
@@ -120,21 +122,18 @@ def _largest_share(steps: tuple[int, ...], heads: int, splits: int, sms: int) ->
         splits: that share the steps of a tile.
         sms: that take tiles in turn.
     """
-    tiles = len(steps) * heads * splits
-    rounds = ceil(tiles / sms)
-    if rounds == 1 or min(steps) > EVEN * max(steps):
-        return rounds, rounds * ceil((max(steps) if rounds == 1 else fmean(steps)) / splits)
-    shares = [0] * sms
-    counts = [ceil(count / splits) for count in steps for _ in range(heads)] * splits
-    for place, count in enumerate(counts):
-        shares[place % sms] += count
-    return rounds, max(shares)
-
-
-def _costs(problem: Problem) -> dict[int, Costs]:
-    dims = (problem.padded_dim_qk, problem.padded_dim_v)
-    held = (costs for up_to, costs in COSTS if dims[0] <= up_to[0] and dims[1] <= up_to[1])
-    return next(held, COSTS[-1][1])
+    rounds = ceil(len(steps) * heads * splits / sms)
+    if rounds > 1 and min(steps) > EVEN * max(steps):
+        return rounds, rounds * ceil(fmean(steps) / splits)
+    largest = makespan(
+        tuple(ceil(count / splits) for count in steps),
+        heads=splits,  # as often as the list of blocks repeats
+        value_slices=heads,
+        longest_first=False,
+        persistent=True,
+        slots=sms,
+    )
+    return rounds, largest
 
 
 def _streamed_us(problem: Problem, keys: int, spec: ArchSpec) -> float:
