@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from math import log, sqrt
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import pytest
 
 from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.files import read_text
-from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.attention_forward_sm90 import streams
+from attention_autotuner.core.candidate import Rejection
+from attention_autotuner.core.problem import NO_WINDOW, Problem
+from attention_autotuner.kernels.attention_forward_sm90 import space, streams
 from attention_autotuner.kernels.attention_forward_sm90.knobs import knobs_of
-from benchmarks.default_races import Race, default_of, main, read_races, regrets
+from benchmarks.default_races import Race, default_of, main, read_races, regrets, without_stages
 
 RESULTS = Path("benchmarks/results/nvidia-h200")
 POLICY = resolve("H200")
@@ -83,6 +85,38 @@ def test_the_log_says_what_combining_by_several_warps_saves(repository: Path) ->
     words = [f"{means[least]:.2f}" for least in ("2", "9", "17", "33")]
     assert f"{words[0]} with 2 to 8 splits, {words[1]} with 9 to 16, {words[2]} up to 32" in log
     assert f"{words[3]} beyond" in log
+    (race,) = (race for race in races if race["shape"].startswith("b1 h1 s64x19444"))
+    few, many = (
+        round(race["us"][f"g1n{block}_overlap_optimistic_free_static_split{splits}"][0])
+        for block, splits in ((128, 36), (64, 152))
+    )
+    assert f"on 19k keys took {many} us with 152 splits and {few} with 36" in log
+
+
+def test_the_formula_meets_the_races(races: tuple[Race, ...], repository: Path) -> None:
+    errors = []
+    for race in races:
+        problem = race.problem
+        if problem.modifications or problem.window_size != NO_WINDOW:
+            continue
+        offered = (
+            space.points(problem, POLICY.spec) if streams.may_share(problem, POLICY.spec) else ()
+        )
+        kernels = {
+            (point.warpgroups, point.pack_gqa): point
+            for point in offered
+            if not isinstance(point, Rejection)
+            if point.split_kv and streams.suits(point, problem)
+        }
+        for kernel in kernels.values():
+            for us, splits in streams.times_of(problem, kernel, POLICY.spec):
+                label = without_stages(replace(kernel, splits=splits).label)
+                if label in race.us:
+                    errors.append(log(us / race.us[label]))
+    assert len(errors) == pytest.approx(2800, abs=20)
+    assert sqrt(fmean(error**2 for error in errors)) == pytest.approx(0.06, abs=0.005)
+    said = f"root mean square 6 % over {round(len(errors), -2)} times without modifications"
+    assert said in (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
 
 
 def test_costs_hold_for_all_head_dims() -> None:
@@ -141,5 +175,8 @@ def test_the_list_decides_about_uneven_tiles(repository: Path) -> None:
     assert said in (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
     uneven = replace(CHUNK, seqlen_q=4096, seqlen_k=4096)
     assert not knobs_of(POLICY.default(uneven)).split_kv
+    ratio = us["flash_attn_4 forward"] / us["pick"]
+    said = f"it had {ratio:.2f} of flash-attn 4's speed"
+    assert said in (repository / "README.md").read_text(encoding="utf-8")
     knobs = replace(knobs_of(POLICY.default(CHUNK)), splits=2)
     assert streams.timed(uneven, knobs, POLICY.spec)[0] > 0.9 * us["pick"]
