@@ -97,7 +97,10 @@ def test_work_of_a_small_backward_problem_by_hand() -> None:
     )
     # Five GEMMs of 8 heads: S, dQ and dK are 3 x 5 x 8, dP and dV 3 x 5 x 16 multiply-adds.
     assert problem.flops == 2 * 8 * (3 * 3 * 5 * 8 + 2 * 3 * 5 * 16)
-    assert replace(problem, causal=True).flops == problem.flops // 2
+    # Rows see three, four and five keys.
+    assert replace(problem, causal=True).flops == problem.flops * 12 // 15
+    square = replace(problem, seqlen_q=5)
+    assert replace(square, causal=True).flops == square.flops // 2
     # q, dq, o, do of 8 heads, k, dk, v, dv of 4, and the LSE.
     rows = 2 * (8 * 3 + 4 * 5)
     assert problem.bytes_moved == 2 * rows * (8 + 16) + 4 * 8 * 3

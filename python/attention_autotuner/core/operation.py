@@ -200,11 +200,11 @@ class Semantics:
         return [replace(odd, causal=False), replace(odd, causal=True)]
 
     def flops(self, problem: Problem) -> int:
-        """Floating-point operations by the field's convention, halved when causal.
+        """Floating-point operations by the field's convention, halved when causal with as many keys as queries.
 
         Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice. With a
-        window, the pairs of a row and a key that it sees take the place of sq sk; of packed sequences, they are
-        summed up.
+        window, and causal with more or fewer keys, the pairs of a row and a key that it sees take the place of sq sk;
+        of packed sequences, they are summed up.
         """
         of_pair = 2 * problem.extents[0] * problem.heads_q
         if problem.direction == "forward":
@@ -213,8 +213,14 @@ class Semantics:
             of_pair *= 3 * problem.dim_qk + 2 * problem.dim_v
         if problem.window_size != (-1, -1) or problem.spanned:
             return of_pair * visible_pairs(problem)
-        full = of_pair * sum(rows * keys for rows, keys in problem.lengths)
-        return full // 2 if problem.causal else full
+        if not problem.causal:
+            return of_pair * sum(rows * keys for rows, keys in problem.lengths)
+        return sum(
+            of_pair * rows * keys // 2
+            if rows == keys
+            else of_pair * _visible_pairs(problem, rows, keys)
+            for rows, keys in problem.lengths
+        )
 
     def bytes_moved(self, problem: Problem) -> int:
         """Fewest bytes through device memory, each tensor read or written once.
