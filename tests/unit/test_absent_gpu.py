@@ -28,11 +28,11 @@ PROBLEMS = {
         Problem(causal=True),
         "--dim-qk 128 --causal",
     ),
-    "attention backward": (
+    "retnet backward": (
         Problem(
-            direction="backward", causal=True, heads_q=32, heads_kv=32, dim_qk=64, dim_v=64
+            op="retnet", direction="backward", mask="explicit", batch=8, seqlen_q=2048, seqlen_k=2048,
         ),
-        "--direction backward --heads 32 --dim-qk 64 --causal",
+        "--op retnet --direction backward --mask explicit --batch 8 --seqlen 2048 --dim-qk 128",
     ),
     "retention": (
         Problem(

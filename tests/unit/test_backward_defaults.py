@@ -13,6 +13,7 @@ import pytest
 
 from attention_autotuner.arch import resolve
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90 import suitability
 from attention_autotuner.kernels.attention_backward_sm90.knobs import knobs_of
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.kernels.shared.engine import AuxiliaryWork, in_sequence
@@ -20,17 +21,27 @@ from attention_autotuner.kernels.shared.estimates import Estimate
 from benchmarks.default_races import Race, default_of, main, read_races, regrets
 
 RACES = Path("benchmarks/results/nvidia-h200/backward_defaults.json.xz")
+FEW = Path("benchmarks/results/nvidia-h200/backward_few_blocks.json.xz")
 POLICY = resolve("H200")
 BACKWARD = Problem(direction="backward", dtype="bf16", batch=1, causal=True)
 
 
 @pytest.fixture(scope="module")
 def races(repository: Path) -> tuple[Race, ...]:
-    return read_races(repository / RACES)
+    """Races of many blocks; those of few ones are of a conversion of dQ that is gone."""
+    every = read_races(repository / RACES)
+    return tuple(
+        race for race in every if not suitability.has_few_blocks(race.problem, POLICY.spec)
+    )
 
 
 @pytest.fixture(scope="module")
-def ratios(races: tuple[Race, ...]) -> list[float]:
+def few(repository: Path) -> tuple[Race, ...]:
+    """Races of few blocks, and of changed scores."""
+    return read_races(repository / FEW)
+
+
+def over_fastest(races: tuple[Race, ...]) -> list[float]:
     """The time of the default over that of the fastest kernel, of every race."""
     return [ratio for _, ratio in regrets(races, default_of(POLICY))]
 
@@ -41,30 +52,38 @@ def shaped(dim: int, heads: int, tokens: int, **options: Any) -> Problem:
 
 
 def test_defaults_are_near_the_fastest_kernel_of_every_race(
-    races: tuple[Race, ...], ratios: list[float]
+    races: tuple[Race, ...], few: tuple[Race, ...]
 ) -> None:
-    assert len(ratios) == len(races) > 600
+    many = over_fastest(races)
+    assert len(many) == len(races) > 300
+    assert geometric_mean(many) < 1.009
+    assert max(many) < 1.2
+    ratios = over_fastest(few)
+    assert len(ratios) == len(few) > 300
     assert geometric_mean(ratios) < 1.009
-    assert max(ratios) < 1.2
+    assert max(ratios) < 1.25
     by_buckets = regrets(races, lambda problem: POLICY.default(problem.bucketed()).knobs.label)
-    assert geometric_mean(ratio for _, ratio in by_buckets) > 1.012
+    assert geometric_mean(ratio for _, ratio in by_buckets) > geometric_mean(many) + 0.001
 
 
 def test_the_log_says_what_the_races_say(
-    races: tuple[Race, ...], ratios: list[float], repository: Path
+    races: tuple[Race, ...], few: tuple[Race, ...], repository: Path
 ) -> None:
     log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"backward defaults take (1\.\d+) of the time of the fastest", log)
-    assert float(said) == pytest.approx(geometric_mean(ratios), abs=2e-3)
-    assert f"{len(races)} shapes of the backward" in log
+    ratios, of_few = over_fastest(races), over_fastest(few)
+    assert (
+        f"defaults take {geometric_mean(of_few):.3f} times that of the fastest kernel of {len(few)} such shapes, "
+        f"{max(of_few):.2f} at worst" in log
+    )
+    assert f"and {geometric_mean(ratios):.3f} of {len(races)} with more blocks" in log
     for shape, words in (
-        ("b1 h16 s1024 d128 causal", "41 us for 61 at 1 x 16 x 1024"),
-        ("b8 h8 s214 d128 causal", "22 for 35 at 8 x 8 x 214"),
+        ("b2 h8 s1008 d128 causal sinks", "42 us for 52 at 2 x 8 x 1008 with sinks"),
+        ("b7 h2 s512 d128 causal softcap", "24 for 30 at 7 x 2 x 512 with a softcap"),
     ):
-        times = next(race.us for race in races if race.problem.describe().endswith(f" {shape}"))
+        times = next(race.us for race in few if race.problem.describe().endswith(f" {shape}"))
         by_passes = [
             min(us for label, us in times.items() if label.startswith(word))
-            for word in ("two_pass", "fused_keys_g2c64a3x2_keys2bulk")
+            for word in ("two_pass", "fused")
         ]
         assert [f"{us:.0f}" for us in by_passes] == re.findall(r"\d+", words)[:2]
         assert words in log
@@ -103,10 +122,15 @@ def test_the_log_says_what_small_batches_are(repository: Path) -> None:
         (shaped(64, 24, 1024), False),
         (shaped(64, 16, 512, causal=False), True),
         (shaped(64, 16, 1024, causal=False), False),
-        (shaped(64, 100, 256, causal=False, heads_kv=25), True),  # CTAs share groups
+        (shaped(64, 16, 1024, modifications=("softcap",)), True),
+        (shaped(64, 16, 1024, modifications=("softcap",), window_size=(255, -1)), False),
+        (shaped(128, 16, 1024, modifications=("sinks",), window_size=(255, -1)), False),
+        (shaped(128, 24, 1024, modifications=("bias_table",)), False),
+        (shaped(128, 16, 1024, modifications=("attn_mask",)), False),
+        (shaped(128, 8, 1024, modifications=("attn_mask",)), True),
         (shaped(128, 16, 1024, window_size=(255, -1)), True),
         (shaped(128, 16, 1024, causal=False, window_size=(255, 255)), False),  # not raced
-        (shaped(128, 16, 1024, modifications=("sinks",)), False),
+        (shaped(128, 16, 1024, modifications=("sinks",)), True),
         (shaped(128, 16, 1024, deterministic=True), True),
         # A CTA of the pass over queries takes all keys one after the other.
         (shaped(128, 1, 256, seqlen_k=8192), False),

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...arch.spec import ArchSpec
-from ...core.modifications import PACKED, SPANS, WINDOW
+from ...core.modifications import SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.passes import first_legal
-from . import suitability
+from . import claims, suitability
 from .knobs import AttentionBackwardSm90Knobs
 from .resources import SWAPPED_BLOCK
 from .rules import PRUNING_PREDICATES, passes_of
@@ -32,17 +32,16 @@ Knobs = AttentionBackwardSm90Knobs
 # of keys an SM.
 TILES: dict[str, Any] = {"key_blocks": (64,), "query_tiles": ((2, 64), (2, 128))}
 MOST_KEYS = 2  # for each query: a CTA of the pass over queries takes them one after the other
-SHORT = 512  # keys with which few blocks suffice, for head dims beyond 64
+SHORT = {
+    False: 256,
+    True: 512,
+}  # keys beyond 64, by whether they are causal, with which few blocks suffice
 CAUSAL_WAVES = {False: 1.0, True: 1.6}  # by whether head dims are beyond 64
-EVEN_WAVES = (
-    0.5  # without a causal mask: blocks of queries find SMs that are idle from the beginning
-)
-SECOND_WAVE = (1.0, 1.52)  # or so many, as the second one is nearly empty
-LEAST_SECOND_WAVE = (
-    0.7  # in place of the first of these, beyond 64 and with up to twice as many keys
-)
-# Modifications with which defaults launch early and store gathered, as those of plain scores do.
-GATHERED = frozenset({WINDOW, SPANS, PACKED, "sinks"})
+SLOW = frozenset({"bias_table", "sinks"})  # beside which they pay up to a causal block an SM
+# Without a causal mask: blocks of queries find SMs that are idle from the beginning, or a second wave is nearly empty.
+EVEN_WAVES = 0.5
+SECOND_WAVE = (1.0, 1.52)  # beyond 64
+LEAST_SECOND_WAVE = 0.7  # in place of the first of these, with up to twice as many keys
 LONG_ROWS = 1024  # of queries, beyond which orders by turns pay, and their longer steps
 LONG_CAUSAL_ROWS = 4096  # beyond which those longer steps pay where blocks are uneven
 LEAST_ROWS = 64  # of a warpgroup: with fewer queries or keys, most of its MMAs are wasted
@@ -67,8 +66,8 @@ def default(problem: Problem, spec: ArchSpec) -> Knobs | None:
         beside = _first(problem, spec, points_in(problem, passes, spec))
         if beside is not None:
             return beside
-    if suitability.pays_dynamic(problem, spec):
-        first_claimed = replace(space, claimed_adds=suitability.claimed_adds(problem, spec))
+    if claims.pays_dynamic(problem, spec):
+        first_claimed = replace(space, claimed_adds=claims.claimed_adds(problem, spec))
         claimed = _first(problem, spec, claimed_points(problem, first_claimed, spec))
         if claimed is not None:
             return claimed
@@ -78,31 +77,37 @@ def default(problem: Problem, spec: ArchSpec) -> Knobs | None:
 def _pays_two_passes(problem: Problem, spec: ArchSpec) -> bool:
     """True where two passes are the fastest: their blocks run side by side, and one fused pass leaves SMs idle.
 
-    On an H200, bf16, against one fused pass, d128: 41 us against 61 at 1 x 16 x 1024, 65 against 93 at 1 x 8 x 2048,
-    56 against 64 at 1 x 24 x 1024, all causal, 22 against 30 at 1 x 16 x 512 without a mask, but 172 against 162 at
-    1 x 4 x 4096. At d64 25 against 34 at 1 x 16 x 1024, but 69 against 60 at 1 x 16 x 2048, both causal. In a causal
-    window of a quarter of the keys, 38 against 54 at 1 x 16 x 1024, d128. With 256 queries on 8192 keys 144 against 21,
-    with 512 on 1024 44 against 56. Other modifications were not raced.
+    On an H200, bf16, against one fused pass, d128: 42 us against 52 at 2 x 8 x 1008 with sinks, 89 against 99 at
+    1 x 11 x 2048, both causal, 76 against 103 at 2 x 2 x 2048 without a mask, but 58 against 53 at 5 x 2 x 1024. At d64
+    24 against 28 at 5 x 2 x 1024, but 27 against 25 at 5 x 8 x 512, both causal. With 256 queries on 8192 keys 144
+    against 21, with 512 on 1024 44 against 56. Packed sequences took 1.15 to 1.77 of the time with two.
     """
-    mods = set(problem.compiled_modifications)
-    raced = mods <= {WINDOW} if problem.causal else not mods
-    if not raced or not suitability.has_few_blocks(problem, spec):
+    if not suitability.has_few_blocks(problem, spec):
         return False
     if problem.seqlen_k > MOST_KEYS * problem.seqlen_q:
         return False
+    mods = set(problem.compiled_modifications)
     waves = suitability.ctas(problem) / spec.num_sms
     beyond = problem.widest_dim > suitability.HELD_DIM
-    short = problem.seqlen_k <= SHORT
-    if beyond and short:
-        return True
-    if problem.causal:
-        return waves <= CAUSAL_WAVES[beyond]
+    short = beyond and problem.seqlen_k <= SHORT[problem.causal]
+    raced_windows = problem.causal and "sinks" not in mods and (beyond or mods == {WINDOW})
+    if WINDOW in mods and not raced_windows:
+        return False
+    if problem.causal and "attn_mask" not in mods:
+        return (short and mods <= {SPANS, "sinks"}) or waves <= CAUSAL_WAVES[
+            beyond and not SLOW & mods
+        ]
     if waves <= EVEN_WAVES:
         return True
+    if not beyond or {"attn_mask", "bias_table"} & mods:
+        return False
+    simple = mods <= {"sinks", "alibi_slopes"}
+    if short and simple:
+        return True
     least, most = SECOND_WAVE
-    if beyond and problem.seqlen_k <= 2 * SHORT:
+    if simple and problem.seqlen_k <= 2 * SHORT[False]:
         least = LEAST_SECOND_WAVE
-    return (beyond or short) and least < waves <= most
+    return least < waves <= most
 
 
 def _dispatched(
@@ -112,8 +117,7 @@ def _dispatched(
 
     Blocks of few steps take the shorter steps, and those that are uneven as well no turns: on an H200 they were 2 %
     slower there at 512 tokens. Where scores are changed there are none either, nor in packed sequences, where they gain
-    nothing. Launches are early and stores gathered, but for such scores with slopes, a bias or a softcap: with ALiBi at
-    d128 the loop spills then, and no GPU has run the others.
+    nothing. Launches are early and stores gathered.
     """
     uneven, long = suitability.is_uneven(problem, spec), problem.seqlen_q > LONG_ROWS
     modified = not suitability.SINKS.issuperset(problem.compiled_modifications)
@@ -142,8 +146,8 @@ def _dispatched(
                 return first
         space = replace(space, shares=())
     first = first_of(space)
-    if first is None or not GATHERED.issuperset(problem.compiled_modifications):
-        return first
+    if first is None:
+        return None
     # What a block of keys costs beside its steps counts most where these are few: on an H200, fp16, d128, 462 us
     # against 514 at 512 tokens, 381 against 423 where these are causal.
     better = with_launches(first, True)

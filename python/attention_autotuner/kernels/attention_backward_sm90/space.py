@@ -19,7 +19,7 @@ from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.passes import points_of
-from . import suitability
+from . import claims, suitability
 from .knobs import (
     PASSES,
     STORED,
@@ -177,7 +177,7 @@ def points_in(
                 if point not in seen and (point.deterministic or not problem.deterministic):
                     seen.add(point)
                     yield point
-        if cta_order == "raster" and suitability.may_claim(problem, spec):
+        if cta_order == "raster" and claims.may_claim(problem, spec):
             yield from claimed_points(problem, space, spec)
         shared = _shared(problem, space, spec, cta_order, blocks[0]) if widest > WIDE else ()
         if raced:
@@ -217,7 +217,7 @@ def claimed_points(
     if suitability.takes_both(problem):
         feeds = AHEAD
         masks = MASK_STAGES if problem.mask == "explicit" else masks
-    swapped = (SWAPPED_BLOCK,) if suitability.claims_longer_steps(problem) else ()
+    swapped = (SWAPPED_BLOCK,) if claims.claims_longer_steps(problem) else ()
     shares = [
         share
         for share in suitability.in_order(problem, space.shares)

@@ -9,7 +9,7 @@ from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from .cost import nearest_divisor
-from .knobs import STORED, AttentionBackwardSm90Knobs, DqAdd, DqBy, knobs_of
+from .knobs import STORED, AttentionBackwardSm90Knobs, DqBy, knobs_of
 from .resources import BackwardPassSm90Shape, splits_of_block
 from .rules import MAX_MASKED_DIM
 
@@ -41,33 +41,15 @@ STORED_ROWS: dict[tuple[DqBy, bool], int] = {
 }
 STORED_WAVES = 12
 """Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
+LEAST_STORED_WAVES = (
+    2  # of windows and changed scores: below, 50 us against 41 at 1 x 9 x 2048 in a window, d128
+)
 STORED_EVEN_WAVES = 5  # from which even ones pay where the warpgroups of the keys compute shares
 MOST_APART = 4  # between the heads that are side by side and as many as had better be
 NARROW = 8
 """How many windows of keys there are at least where blocks of keys are even enough for CTAs that stay."""
-CLAIMED_WAVES = 7
-"""Blocks of keys an SM, from which they are claimed by CTAs that stay."""
-CLAIMED_SOONER = 3.2  # from which blocks of groups of heads are, long even ones and short ones
-SHORT_KEYS = {False: 256, True: 512}
-"""Keys, by whether head dims are beyond :data:`HELD_DIM`, up to which claims pay sooner."""
-LONG_EVEN_ROWS = 1024  # queries, beyond which even ones are as well, in longer steps
-LONG_CLAIMED_ROWS = 2048  # beyond which uneven ones take longer steps
-LONG_MODIFIED_ROWS = 4096  # and with ALiBi or a prefix
 FEW_WAVES = 2.2
 """Blocks of keys an SM, up to which two passes that run side by side are offered in the usual mode."""
-QUEUED_BLOCKS = 7
-"""Blocks of keys of a head, from which even ones are claimed where the warpgroups of the keys compute queued shares.
-
-With a fixed share as many CTAs run as are whole heads of blocks, and begin a head together. On an H200, fp16, without a
-mask, d128, against that: 438 us against 420 with 512 tokens, 832 against 849 with 896, 712 against 738 with 1000.
-"""
-QUEUED_START = {WIDE: 0.4, BELOW_WIDE: 1.2}
-"""Blocks' time that CTAs which claim wait for each other at first, where those of a fixed share wait in a ring.
-
-On an H200, without a mask, d128: 79 us against 66 with a block an SM, 2325 against 2159 with four, 2489 against 2534
-with sixteen, and 1600 against 1890 with 3333 tokens, whose blocks of whole heads employ 108 SMs. At d112 with sixteen
-2329 against 2248.
-"""
 QUEUED_ROWS = 768
 QUEUED_WAVES = 20
 """Queries up to which queued shares pay in the usual mode where a warpgroup of its own computes them, and blocks of
@@ -93,7 +75,10 @@ with 4 of 4096, 5093 against 5009 with 4 of 8192, 4950 against 4680 with one of 
 """
 SINKS = frozenset({"sinks"})  # a modification that the pass does not know: what they take is in LSE
 PLAIN = SINKS | {WINDOW, SPANS}  # those with which its loop is that of plain scores
-CLAIMED = PLAIN | {PACKED, "alibi_slopes", "bias_table", "softcap"}  # with which claims were raced
+CHANGED = frozenset(
+    {"alibi_slopes", "bias_table", "softcap"}
+)  # whose scores are not those of plain attention
+QUEUED = SINKS | CHANGED | {WINDOW, PACKED}  # with which shares that are queued were raced
 KEYS_OF_FUSED = 128  # of a block of fused passes
 EMPLOYED_TENTHS = 7  # of the SMs, that their blocks employ at least where fused passes read a mask
 
@@ -170,53 +155,20 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
     if problem.score != "softmax":
         pays = problem.mask == "explicit" or knobs.dq_share.dq_by == "keys"
         return pays and has_waves(problem, spec)
-    if problem.compiled_modifications:
-        return _is_window(problem)
+    mods = set(problem.compiled_modifications) - SINKS
+    if {WINDOW, SPANS, PACKED} & mods:
+        return is_window(problem) and has_waves(problem, spec, LEAST_STORED_WAVES)
     if problem.seqlen_q > STORED_ROWS.get((knobs.dq_share.dq_by, problem.causal), 0):
         return False
     # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
     # d128, 158 us against 144. Few even blocks are 6 to 8 % slower so with 512 and 1024 tokens, and with 256 at d64.
     by_keys = knobs.dq_share.dq_by == "keys" and not is_uneven(problem, spec)
-    if by_keys and not _finds_neighbours(problem, spec):
+    if by_keys and not finds_neighbours(problem, spec):
         return False
     short = problem.seqlen_k <= (2 if by_keys else 1) * KEYS_OF_FUSED
+    if mods and not has_waves(problem, spec, LEAST_STORED_WAVES):
+        return False
     return short or has_waves(problem, spec, STORED_EVEN_WAVES if by_keys else STORED_WAVES)
-
-
-def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
-    """True where CTAs that stay and claim the next block of keys are the fastest: of uneven blocks, and of long ones.
-
-    On an H200 335 us against 359 at 32 x 16 x 512, d128, causal, 719 against 771 with 2048 tokens, 412 against 452 at
-    32 x 32 x 512, d64, 735 against 756 in a window and 576 against 650 with 16 documents; a tie from 8192 tokens on at
-    d128. With four blocks an SM the last ones of the order leave SMs idle: 168 us against 144 at 4 x 16 x 1000, d128,
-    and 2633 against 2770 with eight, 4 x 32/8 x 4096. With a mask 764 against 794 in one race and 744 against 721 in
-    another. Where shares are queued, the other list has the same order, and claims gain at any number of blocks: 324 us
-    against 354 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
-    """
-    if problem.deterministic:
-        return pays_queued(problem, spec) and may_claim(problem, spec)
-    raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
-    return (
-        raced
-        and has_waves(problem, spec, _claimed_waves(problem, spec))
-        and may_claim(problem, spec)
-    )
-
-
-def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
-    """Blocks of keys an SM, from which they are claimed.
-
-    On an H200, bf16, d128: 245 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
-    879 against 966 at 3 x 80/20 x 1251 without a mask; d64, causal, 40 against 44 at 27 x 8 x 222 and 167 against 181
-    at 64 x 8/2 x 474.
-    """
-    if not SINKS.issuperset(problem.compiled_modifications):
-        return CLAIMED_WAVES
-    soon = _is_long(problem, spec)
-    if problem.causal:
-        short = problem.seqlen_k <= SHORT_KEYS[problem.widest_dim > HELD_DIM]
-        soon = short or problem.heads_q > problem.heads_kv
-    return CLAIMED_SOONER if soon else CLAIMED_WAVES
 
 
 def is_long(problem: Problem, share: Share) -> bool:
@@ -239,76 +191,16 @@ def in_order(problem: Problem, shares: Sequence[Share]) -> Sequence[Share]:
     return sorted(shares, key=lambda share: not is_long(problem, share))
 
 
-def claims_longer_steps(problem: Problem) -> bool:
-    """True where steps of 80 queries pay by turns in blocks that are claimed, if they do not have few steps.
-
-    On an H200, d128, causal, against 64: 904 us against 974 at 4 x 16 x 3333, bf16, 736 against 717 with 2048 tokens;
-    with ALiBi 2333 against 2412 at 8192, a tie at 4096; with a prefix 2743 against 2786 and 1567 against 1547; 794
-    against 762 in a window, 672 against 635 with documents, a tie in packed sequences.
-    """
-    mods = set(problem.modifications) | set(problem.compiled_modifications)
-    if mods <= SINKS:
-        return problem.seqlen_q > (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
-    many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
-    return many_steps and problem.seqlen_q > LONG_MODIFIED_ROWS
-
-
-def _is_long(problem: Problem, spec: ArchSpec) -> bool:
-    """True where even blocks of keys have so many steps of 80 queries that claims gain there, too.
-
-    On an H200, fp16, d128, without a mask, against bulk additions and a fixed share: 1312 us against 1333 with 2048
-    tokens, 2361 against 2426 with 4096, 4625 against 4724 with 8192, a tie with 16384, and 738 against 722 with 1024.
-    """
-    plain = problem.score == "softmax" and SINKS.issuperset(problem.compiled_modifications)
-    dims = {problem.padded_dim_qk, problem.padded_dim_v}
-    even = plain and dims == {WIDE} and problem.seqlen_q > LONG_EVEN_ROWS
-    return even and _finds_neighbours(problem, spec)
-
-
-def _finds_neighbours(problem: Problem, spec: ArchSpec, waves: int = 1) -> bool:
+def finds_neighbours(problem: Problem, spec: ArchSpec, waves: int = 1) -> bool:
     """True where heads can be side by side in the list, so that few CTAs ask for the same sums of dQ at once.
 
     All heads of a batch are a multiple of those, and 151 of them have no other divisors: on an H200 1258 us against 978
     at 151 x 8/2 x 512, d128, and 528 against 387 at 239 x 1 x 704, but 313 against 343 at 229 x 4 x 256. ``waves`` is
     the multiple of the SMs that their blocks had better be: ``side_by_side`` in ``cost.py``.
     """
-    wanted = max(1.0, waves * spec.num_sms / _blocks_of_head(problem))
+    wanted = max(1.0, waves * spec.num_sms / blocks_of_head(problem))
     side_by_side = nearest_divisor(problem.heads_kv * problem.batch, wanted)
     return max(side_by_side, wanted) <= MOST_APART * min(side_by_side, wanted)
-
-
-def claimed_adds(problem: Problem, spec: ArchSpec) -> tuple[DqAdd, ...]:
-    """Ways in which shares of dQ are added where blocks of keys are claimed, the fastest first.
-
-    Sums that nobody clears pay, but for a softcap: on an H200, fp16, causal, 1422 us against 1525 without at d128 with
-    4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64.
-    """
-    if pays_queued(problem, spec):
-        return ("queued",)
-    return ("bulk",) if "softcap" in problem.compiled_modifications else ("stored",)
-
-
-def may_claim(problem: Problem, spec: ArchSpec) -> bool:
-    """True where blocks of keys that are claimed are offered."""
-    if may_queue(problem, spec):
-        return is_uneven(problem, spec) or not _pays_fixed_share(problem, spec)
-    if problem.deterministic or problem.widest_dim > WIDE:
-        return False
-    uneven = is_uneven(problem, spec) or is_narrow(problem, spec)
-    return uneven or _is_long(problem, spec) or pays_masked(problem, spec)
-
-
-def _pays_fixed_share(problem: Problem, spec: ArchSpec) -> bool:
-    """True where even blocks whose shares of dQ are queued need no claims."""
-    if problem.widest_dim not in QUEUED_START:
-        return False
-    of_head, every = _blocks_of_head(problem), blocks(problem)
-    if of_head > spec.num_sms:
-        return False
-    if of_head < QUEUED_BLOCKS or every < CLAIMED_WAVES * spec.num_sms:
-        return True
-    employed = spec.num_sms // of_head * of_head
-    return -(-every // employed) <= every / spec.num_sms + QUEUED_START[problem.widest_dim]
 
 
 def has_waves(problem: Problem, spec: ArchSpec, waves: float = STORED_WAVES) -> bool:
@@ -318,10 +210,11 @@ def has_waves(problem: Problem, spec: ArchSpec, waves: float = STORED_WAVES) -> 
 
 def blocks(problem: Problem) -> int:
     """Blocks of keys of fused passes."""
-    return _blocks_of_head(problem) * problem.heads_kv * problem.extents[0]
+    return blocks_of_head(problem) * problem.heads_kv * problem.extents[0]
 
 
-def _blocks_of_head(problem: Problem) -> int:
+def blocks_of_head(problem: Problem) -> int:
+    """Blocks of keys of one head, or of all packed sequences."""
     return -(-problem.extents[2] // KEYS_OF_FUSED)
 
 
@@ -339,7 +232,7 @@ def _queues_as_fast(problem: Problem, spec: ArchSpec) -> bool:
         return _queues_packed(problem)
     if not SINKS.issuperset(problem.compiled_modifications) or widest >= BELOW_WIDE:
         return False
-    if not _finds_neighbours(problem, spec, waves=2):
+    if not finds_neighbours(problem, spec, waves=2):
         return False
     if problem.causal:
         return widest <= HELD_DIM and rows <= QUEUED_CAUSAL_ROWS
@@ -363,9 +256,7 @@ def pays_queued(problem: Problem, spec: ArchSpec) -> bool:
     On an H200 against two passes, bf16: packed 0.66 to 0.84 of the time, sinks 0.66 to 0.85, ALiBi 0.63 to 0.82, a
     softcap 0.55 to 0.82, a bias that is not packed 0.63 to 0.70. Documents and prefixes have no order of blocks.
     """
-    return may_queue(problem, spec) and (CLAIMED - {SPANS}).issuperset(
-        problem.compiled_modifications
-    )
+    return may_queue(problem, spec) and QUEUED.issuperset(problem.compiled_modifications)
 
 
 def usual_order(problem: Problem, spec: ArchSpec) -> CtaOrder:
@@ -390,9 +281,9 @@ def is_narrow(problem: Problem, spec: ArchSpec) -> bool:
     if problem.deterministic or not 0 < NARROW * keys <= problem.seqlen_k:
         return False
     fused = problem.widest_dim <= WIDE
-    return fused and _is_window(problem) and has_waves(problem, spec)
+    return fused and is_window(problem) and has_waves(problem, spec)
 
 
-def _is_window(problem: Problem) -> bool:
+def is_window(problem: Problem) -> bool:
     """True where the only modification that the pass knows is a window."""
     return set(problem.compiled_modifications) - SINKS == {WINDOW}

@@ -6,6 +6,7 @@
 #include "attention_autotuner/attention_backward_sm90/bias_gradient.cuh"
 #include "attention_autotuner/attention_backward_sm90/kernel.cuh"
 #include "attention_autotuner/attention_backward_sm90/key_splits.cuh"
+#include "attention_autotuner/attention_backward_sm90/postprocess.cuh"
 #include "attention_autotuner/attention_backward_sm90/sections.cuh"
 #include "attention_autotuner/common/attn_mask_gradient.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
@@ -112,8 +113,8 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
             })
             .then([&] {
               if constexpr (Mods::kSinks && !kFused) {
-                int32_t const of_sinks =
-                    prepare_kernel(backward_sink_gradient<Config>, kSinkThreads, 0, device, &resident);
+                int32_t const of_sinks = prepare_kernel(softmax_backward::attention_backward_sm90_sink_gradient<Config>,
+                                                        kSinkThreads, 0, device, &resident);
                 if (of_sinks != ATTENTION_AUTOTUNER_OK) return of_sinks;
               }
               return prepare_streaming_kernel(preprocess_kernel(), kRowThreads, device);
@@ -124,7 +125,10 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
               }
               return int32_t(ATTENTION_AUTOTUNER_OK);
             })
-            .then([&] { return prepare_streaming_kernel(backward_reduce_splits<Config>, kRowThreads, device); })
+            .then([&] {
+              return prepare_streaming_kernel(softmax_backward::attention_backward_sm90_reduce_splits<Config>,
+                                              kRowThreads, device);
+            })
             .then([&] { return TableGradient::prepare(device); })
             .then([&] { return AttnMaskGradient<Config>::prepare(device); })
             .then([&] {
@@ -298,14 +302,6 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
                                     int(preprocess_ctas), kRowThreads, 0, stream, cleared,
                                     (places.dk_partial - clear_from) / 16);
         })
-        .then([&] {
-          if constexpr (Mods::kSinks && !kFused) {
-            if (p.dsinks != nullptr) {
-              backward_sink_gradient<Config><<<p.heads_q, kSinkThreads, 0, stream>>>(common);
-            }
-          }
-          return cuda_status(cudaGetLastError());
-        })
         .then([&] { return TableGradient::launch_before(common, bias_sums, stream); })
         .then([&] { return AttnMaskGradient<Config>::launch(common, mask_sums, stream); })
         .then([&] {
@@ -314,17 +310,32 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
           });
         })
         .then([&] {
+          if constexpr (Mods::kSinks && !kFused) {
+            if (p.dsinks != nullptr) {
+              return EarlyLaunch::start(Config::kEarlyLaunches,
+                                        softmax_backward::attention_backward_sm90_sink_gradient<Config>, p.heads_q,
+                                        kSinkThreads, 0, stream, common);
+            }
+          }
+          return int32_t(ATTENTION_AUTOTUNER_OK);
+        })
+        .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);
-          backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(common);
-          return cuda_status(cudaGetLastError());
+          int64_t const rows = int64_t(p.batch) * p.heads_kv * p.seqlen_k;
+          int64_t const ctas = rows * maximum(Config::kPaddedDimQK, Config::kPaddedDimV) / (kRowThreads * kChunk) + 1;
+          return EarlyLaunch::start(
+              Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_reduce_splits<Config>,
+              int(ctas < kReduceSplitsCtas ? ctas : kReduceSplitsCtas), kRowThreads, 0, stream, common);
         })
         .then([&] {
           if constexpr (kFused) {
-            return EarlyLaunch::start(Config::kEarlyLaunches,
-                                      softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
-                                      softmax_backward::sink_ctas<Config>(p) + int(heads * places.dq_tiles),
-                                      kRowThreads, 0, stream, common, static_cast<int const*>(complete),
-                                      softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed));
+            return EarlyLaunch::start(
+                Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                softmax_backward::sink_ctas<Config>(p) + int(heads * places.dq_tiles), kRowThreads, 0, stream, common,
+                static_cast<int const*>(complete),
+                softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed),
+                softmax_backward::ConvertedTiles{Divider::by(int(places.dq_tiles)), Divider::by(p.heads_q),
+                                                 Divider::by(p.heads_q / p.heads_kv / common.splits.divisor)});
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })

@@ -45,15 +45,20 @@ __device__ __forceinline__ void reduce_splits(Arguments const& arguments, float 
   }
 }
 
+// Both results.
 template <typename Config>
-__global__ void __launch_bounds__(kRowThreads)
-    backward_reduce_splits(ArgumentsOf<Config> const __grid_constant__ arguments) {
+__device__ __forceinline__ void reduce_splits_of(ArgumentsOf<Config> const& arguments) {
   using Element = typename Config::Element;
   auto const& p = arguments.params;
   int64_t const first = int64_t(blockIdx.x) * kRowThreads + threadIdx.x, step = int64_t(gridDim.x) * kRowThreads;
   reduce_splits<Element>(arguments, arguments.dk_partial, Config::kPaddedDimQK, score_scale(p), p.dk, p.dim_qk, first,
                          step);
   reduce_splits<Element>(arguments, arguments.dv_partial, Config::kPaddedDimV, 1.0f, p.dv, p.dim_v, first, step);
+}
+template <typename Config>
+__global__ void __launch_bounds__(kRowThreads)
+    backward_reduce_splits(ArgumentsOf<Config> const __grid_constant__ arguments) {
+  reduce_splits_of<Config>(arguments);
 }
 
 }  // namespace attention_autotuner

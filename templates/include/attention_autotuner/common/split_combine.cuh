@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/loads.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -40,17 +41,6 @@ __device__ __forceinline__ float over_warp(float value, Combine&& combine) {
 // the time of few rows.
 __host__ __device__ constexpr int combine_warps_log2(int splits) { return splits <= 4 ? 0 : splits <= 8 ? 1 : 2; }
 static_assert(kCombineWarps == 1 << combine_warps_log2(INT32_MAX));
-
-// In order with other such loads and with shuffles, so that all of them are under way before the first one is waited
-// for.
-__device__ __forceinline__ float4 load_in_order(float const* from) {
-  float4 values;
-  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "l"(from)
-               : "memory");
-  return values;
-}
 
 // The sums of one row over some of its splits, from `first` on, `1 << warps_log2` apart. Lane i has the factors of
 // splits i, i + 32, ..., and columns 4 i to 4 i + 3 of every 128; splits are added in their order, so that equal inputs

@@ -1,0 +1,160 @@
+"""Which blocks of keys CTAs of attention's backward of family ``sm90`` claim, as races on an H200 have it."""
+
+from __future__ import annotations
+
+from ...arch.spec import ArchSpec
+from ...core.modifications import PACKED, SPANS
+from ...core.problem import Problem
+from .knobs import DqAdd
+from .suitability import (
+    BELOW_WIDE,
+    CHANGED,
+    FEW_WAVES,
+    HELD_DIM,
+    PLAIN,
+    SINKS,
+    WIDE,
+    blocks,
+    blocks_of_head,
+    finds_neighbours,
+    has_waves,
+    is_narrow,
+    is_uneven,
+    may_queue,
+    pays_masked,
+    pays_queued,
+)
+
+CLAIMED_WAVES = 7
+"""Blocks of keys an SM, from which they are claimed by CTAs that stay."""
+CLAIMED_SOONER = 3.2  # from which blocks of groups of heads are, long even ones and short ones
+SHORT_KEYS = {False: 256, True: 512}
+"""Keys, by whether head dims are beyond :data:`HELD_DIM` or scores are changed, up to which claims pay sooner."""
+LONG_KEYS = 2048  # of changed scores, beyond which claims pay later, and sums that nobody clears do not under a softcap
+CLAIMED_LATER = 10
+MASKED = frozenset({"attn_mask"})
+CLAIMED = PLAIN | CHANGED | MASKED | {PACKED}  # with which claims were raced
+LONG_EVEN_ROWS = 1024  # queries, beyond which even ones are as well, in longer steps
+LONG_CLAIMED_ROWS = 2048  # beyond which uneven ones take longer steps
+LONG_MODIFIED_ROWS = 4096  # and with ALiBi or a prefix
+QUEUED_BLOCKS = 7
+"""Blocks of keys of a head, from which even ones are claimed where the warpgroups of the keys compute queued shares.
+
+With a fixed share as many CTAs run as are whole heads of blocks, and begin a head together. On an H200, fp16, without a
+mask, d128, against that: 438 us against 420 with 512 tokens, 832 against 849 with 896, 712 against 738 with 1000.
+"""
+QUEUED_START = {WIDE: 0.4, BELOW_WIDE: 1.2}
+"""Blocks' time that CTAs which claim wait for each other at first, where those of a fixed share wait in a ring.
+
+On an H200, without a mask, d128: 79 us against 66 with a block an SM, 2325 against 2159 with four, 2489 against 2534
+with sixteen, and 1600 against 1890 with 3333 tokens, whose blocks of whole heads employ 108 SMs. At d112 with sixteen
+2329 against 2248.
+"""
+
+
+def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
+    """True where CTAs that stay and claim the next block of keys are the fastest: of uneven blocks, and of long ones.
+
+    On an H200 335 us against 359 at 32 x 16 x 512, d128, causal, 719 against 771 with 2048 tokens, 412 against 452 at
+    32 x 32 x 512, d64, 735 against 756 in a window and 576 against 650 with 16 documents; a tie from 8192 tokens on at
+    d128. With four blocks an SM the last ones of the order leave SMs idle: 168 us against 144 at 4 x 16 x 1000, d128,
+    and 2633 against 2770 with eight, 4 x 32/8 x 4096. With a mask 764 against 794 in one race and 744 against 721 in
+    another. Where shares are queued, the other list has the same order, and claims gain at any number of blocks: 324 us
+    against 354 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
+    """
+    if problem.deterministic:
+        return pays_queued(problem, spec) and may_claim(problem, spec)
+    raced = problem.score == "softmax" and CLAIMED.issuperset(problem.compiled_modifications)
+    return (
+        raced
+        and has_waves(problem, spec, _claimed_waves(problem, spec))
+        and may_claim(problem, spec)
+    )
+
+
+def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
+    """Blocks of keys an SM, from which they are claimed.
+
+    On an H200, bf16, d128: 245 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
+    879 against 966 at 3 x 80/20 x 1251 without a mask; d64, causal, 40 against 44 at 27 x 8 x 222 and 167 against 181
+    at 64 x 8/2 x 474. With changed scores 72 against 90 at 201 x 2 x 184, d64, and 79 against 92 at 23 x 8 x 212, d128,
+    ALiBi, but 1198 against 1277 at 1 x 16 x 8192, a mask, and 401 against 385 at 2 x 16 x 4096, ALiBi, both d64.
+    """
+    mods = set(problem.compiled_modifications) - SINKS
+    changed = bool(mods)
+    if mods - CHANGED - MASKED:
+        return CLAIMED_WAVES
+    soon = _is_long(problem, spec)
+    if problem.causal:
+        short = problem.seqlen_k <= SHORT_KEYS[changed or problem.widest_dim > HELD_DIM]
+        long = changed and problem.seqlen_k > LONG_KEYS
+        if long:
+            return CLAIMED_LATER
+        if changed and short:
+            return FEW_WAVES
+        soon = short or problem.heads_q > problem.heads_kv
+    return CLAIMED_SOONER if soon else CLAIMED_WAVES
+
+
+def claims_longer_steps(problem: Problem) -> bool:
+    """True where steps of 80 queries pay by turns in blocks that are claimed, if they do not have few steps.
+
+    On an H200, d128, causal, against 64: 904 us against 974 at 4 x 16 x 3333, bf16, 736 against 717 with 2048 tokens;
+    with ALiBi 2333 against 2412 at 8192, a tie at 4096; with a prefix 2743 against 2786 and 1567 against 1547; 794
+    against 762 in a window, 672 against 635 with documents, a tie in packed sequences.
+    """
+    mods = set(problem.modifications) | set(problem.compiled_modifications)
+    if mods <= SINKS:
+        return problem.seqlen_q > (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
+    many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
+    return many_steps and problem.seqlen_q > LONG_MODIFIED_ROWS
+
+
+def _is_long(problem: Problem, spec: ArchSpec) -> bool:
+    """True where even blocks of keys have so many steps of 80 queries that claims gain there, too.
+
+    On an H200, fp16, d128, without a mask, against bulk additions and a fixed share: 1312 us against 1333 with 2048
+    tokens, 2361 against 2426 with 4096, 4625 against 4724 with 8192, a tie with 16384, and 738 against 722 with 1024.
+    """
+    plain = problem.score == "softmax" and (SINKS | {"softcap"}).issuperset(
+        problem.compiled_modifications
+    )
+    dims = {problem.padded_dim_qk, problem.padded_dim_v}
+    even = plain and dims == {WIDE} and problem.seqlen_q > LONG_EVEN_ROWS
+    return even and finds_neighbours(problem, spec)
+
+
+def claimed_adds(problem: Problem, spec: ArchSpec) -> tuple[DqAdd, ...]:
+    """Ways in which shares of dQ are added where blocks of keys are claimed, the fastest first.
+
+    Sums that nobody clears pay, but for a softcap on long keys or without a causal mask: on an H200, fp16, causal, 1422
+    us against 1525 without at d128 with 4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64; bf16,
+    d128, 896 against 981 at 6 x 12 x 2128 without a mask, but 466 against 431 at 92 x 8/4 x 455, causal.
+    """
+    if pays_queued(problem, spec):
+        return ("queued",)
+    slow = not problem.causal or problem.seqlen_k > LONG_KEYS
+    return ("bulk",) if slow and "softcap" in problem.compiled_modifications else ("stored",)
+
+
+def may_claim(problem: Problem, spec: ArchSpec) -> bool:
+    """True where blocks of keys that are claimed are offered."""
+    if may_queue(problem, spec):
+        return is_uneven(problem, spec) or not _pays_fixed_share(problem, spec)
+    if problem.deterministic or problem.widest_dim > WIDE:
+        return False
+    uneven = is_uneven(problem, spec) or is_narrow(problem, spec)
+    return uneven or _is_long(problem, spec) or pays_masked(problem, spec)
+
+
+def _pays_fixed_share(problem: Problem, spec: ArchSpec) -> bool:
+    """True where even blocks whose shares of dQ are queued need no claims."""
+    if problem.widest_dim not in QUEUED_START:
+        return False
+    of_head, every = blocks_of_head(problem), blocks(problem)
+    if of_head > spec.num_sms:
+        return False
+    if of_head < QUEUED_BLOCKS or every < CLAIMED_WAVES * spec.num_sms:
+        return True
+    employed = spec.num_sms // of_head * of_head
+    return -(-every // employed) <= every / spec.num_sms + QUEUED_START[problem.widest_dim]
