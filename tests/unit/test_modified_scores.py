@@ -230,14 +230,14 @@ OWN_PASSES = {
     "window": "g2c64t2x2_keys2stored",
     "bent": "g2c64a3x2_keys2bulk",
 }
-# Of few blocks, which are not claimed. Gathered stores make slopes spill.
+# Of few blocks, which are not claimed.
 OF_FEW_BLOCKS = {
-    "alibi": "fused_keys_g2c64a3x2_keys2bulk_lpt",
-    "bias": "fused_keys_g2c64a3x2_keys1bulk_lpt",
-    "softcap": "fused_keys_g2c64a3x2_keys1bulk_lpt",
+    "alibi": "fused_keys_g2c64a3x2_keys2bulk_lpt_early_gathered",
+    "bias": "fused_keys_g2c64a3x2_keys1bulk_lpt_early_gathered",
+    "softcap": "fused_keys_g2c64a3x2_keys1bulk_lpt_early_gathered",
     "sinks": "fused_keys_g2c64t3x2_keys1bulk_lpt_early_gathered",
     "window": "fused_keys_g2c64t2x2_keys2stored_raster_early_gathered",
-    "bent": "fused_keys_g2c64a3x2_keys1bulk_lpt",
+    "bent": "fused_keys_g2c64a3x2_keys1bulk_lpt_early_gathered",
 }
 
 

@@ -112,6 +112,9 @@ def _pass_time(
     if whole.persistent:
         block_clk *= fit.gradient_sm90_next_share
     rows_of_mask = shape.block_rows if shape.masked else 0
+    start_us = fit.attention_sm90_counter_us if problem.packed else 0.0  # of the list
+    if shape.share is not None and shape.share.dq_add in STORED:
+        start_us += fit.gradient_sm90_stored_us
     return predict_steps(
         tiles,
         spec,
@@ -126,7 +129,7 @@ def _pass_time(
         * (shape.depth + shape.columns + rows_of_mask),
         once=once_bytes(problem),
         overlap_loss=fit.gradient_sm90_overlap_loss,
-        start_us=fit.attention_sm90_counter_us if problem.packed else 0.0,  # of the list
+        start_us=start_us,
     )
 
 

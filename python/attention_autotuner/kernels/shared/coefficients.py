@@ -97,6 +97,7 @@ class Coefficients:
         gradient_sm90_sum_bytes_per_clk: of additions to global memory, by an SM where all add.
         gradient_sm90_tile_clk: of a CTA beside its steps.
         gradient_sm90_next_share: share of that where CTAs stay for further blocks.
+        gradient_sm90_stored_us: microseconds that CTAs wait where sums of dQ are stored before they are added to.
         gradient_sm90_bandwidth: share of the memory's peak that the kernels before and after the passes reach.
         gradient_sm90_overlap_loss: as ``memory_overlap_loss``.
         chunk_clk: clocks of a warp that is alone on its scheduler, for a chunk, whatever it holds.
@@ -190,6 +191,7 @@ class Coefficients:
     gradient_sm90_sum_bytes_per_clk: float = fitted(9.0, 4.0, 20.0)
     gradient_sm90_tile_clk: float = fitted(7150.0, 500.0, 30000.0)
     gradient_sm90_next_share: float = fitted(0.64, 0.0, 1.0)
+    gradient_sm90_stored_us: float = fitted(4.0, 0.0, 10.0)
     gradient_sm90_bandwidth: float = fitted(0.79, 0.2, 1.0)
     gradient_sm90_overlap_loss: float = fitted(0.46, 0.0, 0.8)
 
