@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import resolve
+from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_backward_sm90 import suitability
 from attention_autotuner.kernels.attention_backward_sm90.knobs import knobs_of
@@ -87,6 +88,32 @@ def test_the_log_says_what_the_races_say(
         ]
         assert [f"{us:.0f}" for us in by_passes] == re.findall(r"\d+", words)[:2]
         assert words in log
+
+
+def test_the_log_says_how_long_conversions_take(repository: Path) -> None:
+    runs = json.loads(
+        read_text(repository / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz")
+    )
+    run = runs["attention_backward_dq_conversion"]
+
+    def after_the_last_share(way: str) -> str:
+        times = run["ns"][way]  # least, median and greatest over CTAs
+        return f"{(times['conversion ends'][2] - times['head complete'][1]) / 1000:.1f}"
+
+    before, ahead, lie = (run["step_us"][way] for way in ("before", "loads ahead", "as they lie"))
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    assert f"the conversion of dQ {after_the_last_share('before')} after the last" in log
+    assert (
+        f"conversion {after_the_last_share('loads ahead')} us after the wait in place of "
+        f"{after_the_last_share('before')}, a step {ahead:.1f} for {before:.1f}" in log
+    )
+    assert f"{after_the_last_share('as they lie')} us, {lie:.1f}. Default" in log
+    ratios = [
+        min(us for label, us in race["us"].items() if label.startswith("two_pass"))
+        / min(us for label, us in race["us"].items() if label.startswith("fused"))
+        for race in runs["attention_backward_packed_passes"]["races"]
+    ]
+    assert f"{min(ratios):.2f} to {max(ratios):.2f}: their blocks are listed twice" in log
 
 
 def test_the_log_says_what_small_batches_are(repository: Path) -> None:
