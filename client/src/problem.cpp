@@ -142,15 +142,15 @@ double Problem::flops() const {
   bool const forward = direction == Direction::kForward;
   if (op == Op::kGemm) return rows * dim_qk * dim_v;
   if (op == Op::kRetention) return rows * dim_qk * dim_v * (forward ? 2 : 5);
-  double const full = rows * seqlen_k * (forward ? dim_qk + dim_v : 3 * dim_qk + 2 * dim_v);
-  if (!causal || seqlen_q == seqlen_k) return causal ? full / 2 : full;
+  double const of_pair = 2.0 * batch * heads_q * (forward ? dim_qk + dim_v : 3 * dim_qk + 2 * dim_v);
+  if (!causal || seqlen_q == seqlen_k) return of_pair * seqlen_q * seqlen_k / (causal ? 2 : 1);
   // The sum of 0, 1, ..., as far as there are keys, and of all keys from there on, of the first so many.
   auto const sum_of = [this](int64_t count) {
     double const rising = double(std::clamp<int64_t>(count, 0, seqlen_k));
     return rising * (rising - 1) / 2 + double(std::max<int64_t>(count - seqlen_k, 0)) * double(seqlen_k);
   };
   int64_t const first = causal_offset() + 1;
-  return full / (double(seqlen_q) * double(seqlen_k)) * (sum_of(seqlen_q + first) - sum_of(first));
+  return of_pair * (sum_of(seqlen_q + first) - sum_of(first));
 }
 
 double Problem::bytes_moved() const {

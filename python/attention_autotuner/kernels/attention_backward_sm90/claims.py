@@ -80,20 +80,17 @@ def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
     at 64 x 8/2 x 474. With changed scores 72 against 90 at 201 x 2 x 184, d64, and 79 against 92 at 23 x 8 x 212, d128,
     ALiBi, but 1198 against 1277 at 1 x 16 x 8192, a mask, and 401 against 385 at 2 x 16 x 4096, ALiBi, both d64.
     """
-    mods = set(problem.compiled_modifications) - SINKS
-    changed = bool(mods)
-    if mods - CHANGED - MASKED:
+    changed = set(problem.compiled_modifications) - SINKS
+    if changed - CHANGED - MASKED:
         return CLAIMED_WAVES
-    soon = _is_long(problem, spec)
-    if problem.causal:
-        short = problem.seqlen_k <= SHORT_KEYS[changed or problem.widest_dim > HELD_DIM]
-        long = changed and problem.seqlen_k > LONG_KEYS
-        if long:
-            return CLAIMED_LATER
-        if changed and short:
-            return FEW_WAVES
-        soon = short or problem.heads_q > problem.heads_kv
-    return CLAIMED_SOONER if soon else CLAIMED_WAVES
+    if not problem.causal:
+        return CLAIMED_SOONER if _is_long(problem, spec) else CLAIMED_WAVES
+    if changed and problem.seqlen_k > LONG_KEYS:
+        return CLAIMED_LATER
+    short = problem.seqlen_k <= SHORT_KEYS[bool(changed) or problem.widest_dim > HELD_DIM]
+    if changed and short:
+        return FEW_WAVES
+    return CLAIMED_SOONER if short or problem.heads_q > problem.heads_kv else CLAIMED_WAVES
 
 
 def claims_longer_steps(problem: Problem) -> bool:
@@ -116,11 +113,14 @@ def _is_long(problem: Problem, spec: ArchSpec) -> bool:
     On an H200, fp16, d128, without a mask, against bulk additions and a fixed share: 1312 us against 1333 with 2048
     tokens, 2361 against 2426 with 4096, 4625 against 4724 with 8192, a tie with 16384, and 738 against 722 with 1024.
     """
-    plain = problem.score == "softmax" and (SINKS | {"softcap"}).issuperset(
-        problem.compiled_modifications
-    )
+    raced = (SINKS | {"softcap"}).issuperset(problem.compiled_modifications)
     dims = {problem.padded_dim_qk, problem.padded_dim_v}
-    even = plain and dims == {WIDE} and problem.seqlen_q > LONG_EVEN_ROWS
+    even = (
+        problem.score == "softmax"
+        and raced
+        and dims == {WIDE}
+        and problem.seqlen_q > LONG_EVEN_ROWS
+    )
     return even and finds_neighbours(problem, spec)
 
 

@@ -32,10 +32,8 @@ Knobs = AttentionBackwardSm90Knobs
 # of keys an SM.
 TILES: dict[str, Any] = {"key_blocks": (64,), "query_tiles": ((2, 64), (2, 128))}
 MOST_KEYS = 2  # for each query: a CTA of the pass over queries takes them one after the other
-SHORT = {
-    False: 256,
-    True: 512,
-}  # keys beyond 64, by whether they are causal, with which few blocks suffice
+# Keys beyond 64, by whether they are causal, with which few blocks suffice.
+SHORT = {False: 256, True: 512}
 CAUSAL_WAVES = {False: 1.0, True: 1.6}  # by whether head dims are beyond 64
 SLOW = frozenset({"bias_table", "sinks"})  # beside which they pay up to a causal block an SM
 # Without a causal mask: blocks of queries find SMs that are idle from the beginning, or a second wave is nearly empty.

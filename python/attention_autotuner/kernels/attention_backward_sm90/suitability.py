@@ -41,9 +41,8 @@ STORED_ROWS: dict[tuple[DqBy, bool], int] = {
 }
 STORED_WAVES = 12
 """Blocks of keys an SM, below which uneven ones want the longest first more than sums that nobody clears."""
-LEAST_STORED_WAVES = (
-    2  # of windows and changed scores: below, 50 us against 41 at 1 x 9 x 2048 in a window, d128
-)
+# Of windows and changed scores. Below it was 50 us against 41 at 1 x 9 x 2048 in a window, d128.
+LEAST_STORED_WAVES = 2
 STORED_EVEN_WAVES = 5  # from which even ones pay where the warpgroups of the keys compute shares
 MOST_APART = 4  # between the heads that are side by side and as many as had better be
 NARROW = 8
@@ -75,9 +74,8 @@ with 4 of 4096, 5093 against 5009 with 4 of 8192, 4950 against 4680 with one of 
 """
 SINKS = frozenset({"sinks"})  # a modification that the pass does not know: what they take is in LSE
 PLAIN = SINKS | {WINDOW, SPANS}  # those with which its loop is that of plain scores
-CHANGED = frozenset(
-    {"alibi_slopes", "bias_table", "softcap"}
-)  # whose scores are not those of plain attention
+# Those whose scores are not those of plain attention.
+CHANGED = frozenset({"alibi_slopes", "bias_table", "softcap"})
 QUEUED = SINKS | CHANGED | {WINDOW, PACKED}  # with which shares that are queued were raced
 KEYS_OF_FUSED = 128  # of a block of fused passes
 EMPLOYED_TENTHS = 7  # of the SMs, that their blocks employ at least where fused passes read a mask
@@ -156,8 +154,10 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
         pays = problem.mask == "explicit" or knobs.dq_share.dq_by == "keys"
         return pays and has_waves(problem, spec)
     mods = set(problem.compiled_modifications) - SINKS
+    if mods and not has_waves(problem, spec, LEAST_STORED_WAVES):
+        return False
     if {WINDOW, SPANS, PACKED} & mods:
-        return is_window(problem) and has_waves(problem, spec, LEAST_STORED_WAVES)
+        return is_window(problem)
     if problem.seqlen_q > STORED_ROWS.get((knobs.dq_share.dq_by, problem.causal), 0):
         return False
     # Raster order leaves the last wave of uneven blocks half idle: on an H200, bf16, 4 x 16 heads of 1000 tokens,
@@ -166,8 +166,6 @@ def pays_stored(problem: Problem, knobs: AttentionBackwardSm90Knobs, spec: ArchS
     if by_keys and not finds_neighbours(problem, spec):
         return False
     short = problem.seqlen_k <= (2 if by_keys else 1) * KEYS_OF_FUSED
-    if mods and not has_waves(problem, spec, LEAST_STORED_WAVES):
-        return False
     return short or has_waves(problem, spec, STORED_EVEN_WAVES if by_keys else STORED_WAVES)
 
 

@@ -37,9 +37,7 @@ COSTS: tuple[tuple[tuple[int, int], dict[int, Costs]], ...] = (
 MARGIN = 1.05  # by which they are to be faster than plans that share nothing
 LAUNCH_US = 3.9
 MOST_ROUNDS = 4  # of tiles on the SMs, beyond which more splits only cost
-EVEN = (
-    0.8  # of the steps of the longest tile, that all tiles have where their order does not matter
-)
+EVEN = 0.8  # of the steps of the longest tile, which all tiles have where order is no matter
 FILL_US = 0.7  # until keys arrive, where their bytes are all the time
 SHARPNESS = 3.8  # of the greater of steps and bytes: infinite for steps that never wait
 COMBINE_US = 1.1  # of the second kernel, that starts while the first one runs

@@ -76,12 +76,11 @@ struct ConvertedGroup {
       }
     }
   }
+  __device__ __forceinline__ static int fragment(int group) { return kTiles * group + lane_index() % 4; }
   __device__ __forceinline__ static int row(int group, int half) {
-    return (kTiles * group + lane_index() % 4) / (T::kDepth / 8) * 16 + lane_index() / 4 + 8 * half;
+    return fragment(group) / (T::kDepth / 8) * 16 + lane_index() / 4 + 8 * half;
   }
-  __device__ __forceinline__ static int column(int group) {
-    return (kTiles * group + lane_index() % 4) % (T::kDepth / 8) * 8;
-  }
+  __device__ __forceinline__ static int column(int group) { return fragment(group) % (T::kDepth / 8) * 8; }
 };
 
 // Of eight tiles of 16 columns by 8 queries: a lane reads whole rows.
