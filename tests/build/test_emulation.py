@@ -32,8 +32,8 @@ MUTANTS = {
     ),
     "k_not_waited_for": (
         MAINLOOP,
-        "wait_k();\n    wait_turn();\n    issue_scores();\n    wait_v();",
-        "wait_turn(); issue_scores(); wait_v();",
+        "wait_k();\n    wait_turn(key_tile);\n    issue_scores();\n    wait_v();",
+        "wait_turn(key_tile); issue_scores(); wait_v();",
     ),
     "v_released_early": (
         MAINLOOP,
@@ -50,7 +50,11 @@ MUTANTS = {
         "Base::wait_mask();\n      warpgroup_barrier(group);\n      release_k();\n      release_v();",
         "Base::wait_mask(); release_k(); release_v();",
     ),
-    "turn_not_passed": (MAINLOOP, "ping_pong_pass<T::kWarpgroups>(group);", ""),
+    "turn_not_passed": (
+        MAINLOOP,
+        "if (Base::by_turns(key_tile)) ping_pong_pass<T::kWarpgroups>(turn());",
+        "",
+    ),
     "p_overwritten": (
         MAINLOOP,
         "due = Base::optimistic_softmax(next_p, !new_tile);",

@@ -129,6 +129,8 @@ Value __shfl_xor_sync(unsigned mask, Value value, int bits) {
 }
 inline unsigned __ballot_sync(unsigned mask, bool vote) { return ::emulation::ballot("__ballot_sync", mask, vote); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(unsigned(bits)); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline bool __any_sync(unsigned mask, bool vote) { return ::emulation::ballot("__any_sync", mask, vote) != 0; }
 inline bool __all_sync(unsigned mask, bool vote) { return ::emulation::ballot("__all_sync", mask, vote) == mask; }
 

@@ -116,11 +116,14 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     consumer_release(empty(T::kVBarrier, v.stage));
     v.advance();
   }
-  __device__ __forceinline__ void wait_turn() const {
-    if constexpr (T::kPingPong) ping_pong_wait(group);
+  // The last rows of causal documents see the most keys. Their warpgroup is the first of a round, so that it begins the
+  // next tile while the others still have MMAs to issue.
+  __device__ __forceinline__ int turn() const { return T::kSpanned ? T::kWarpgroups - 1 - group : group; }
+  __device__ __forceinline__ void wait_turn(int key_tile) const {
+    if (Base::by_turns(key_tile)) ping_pong_wait(turn());
   }
-  __device__ __forceinline__ void pass_turn() const {
-    if constexpr (T::kPingPong) ping_pong_pass<T::kWarpgroups>(group);
+  __device__ __forceinline__ void pass_turn(int key_tile) const {
+    if (Base::by_turns(key_tile)) ping_pong_pass<T::kWarpgroups>(turn());
   }
 
   // Tiles of keys that other warpgroups of the CTA see and this one does not. Each phase has to be waited for, by all
@@ -143,8 +146,9 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       release_v();
     }
   }
-  // Where nothing is held, in the order in which the others read: they wait for V before they release the next K.
-  __device__ __forceinline__ void skip_k_and_v(int tiles) {
+  // Where nothing is held, in the order in which the others read: they wait for V before they release the next K. The
+  // first turn beside them is that of tile `turn_of`: the first tile of a warpgroup's own takes none.
+  __device__ __forceinline__ void skip_k_and_v(int tiles, int turn_of) {
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i) {
       wait_k();
@@ -154,8 +158,8 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       release_k();
       release_v();
       Base::release_mask();
-      wait_turn();
-      pass_turn();
+      wait_turn(turn_of - i);
+      pass_turn(turn_of - i);
     }
   }
 
@@ -163,7 +167,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
 
   // Those that come after this warpgroup's own.
   __device__ __forceinline__ void skip_rest() {
-    if constexpr (T::kModified) skip_k_and_v(Base::rest);
+    if constexpr (T::kModified) skip_k_and_v(Base::rest, first_key_tile() - 1);
   }
 
   // Modifies and masks the scores of a tile of keys where that is due.
@@ -176,7 +180,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // The first scores of a tile, with nothing in flight: leaves P.
   __device__ __forceinline__ void first_step(WorkTile const& tile) {
     start_rows();
-    skip_k_and_v(skipped);
+    skip_k_and_v(skipped, last_key_tile() + skipped - 1);
     wait_q();
     wait_k();
     issue_scores();
@@ -197,11 +201,11 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // QK of one tile of keys, then PV of the one before: leaves the scores, modified, and PV in flight.
   __device__ __forceinline__ void scores_then_output(WorkTile const& tile, int key_tile, int accumulate) {
     wait_k();
-    wait_turn();
+    wait_turn(key_tile);
     issue_scores();
     wait_v();
     issue_output(accumulate);
-    pass_turn();
+    pass_turn(key_tile);
     fetch_mask(key_tile);
     warpgroup_wait<1>();
     fence_accumulators(s);
@@ -240,11 +244,11 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   }
   __device__ __forceinline__ void step_serial(WorkTile const& tile, int key_tile, int accumulate) {
     wait_v();
-    wait_turn();
+    wait_turn(key_tile);
     issue_output(accumulate);
     wait_k();
     issue_scores();
-    pass_turn();
+    pass_turn(key_tile);
     fetch_mask(key_tile);
     warpgroup_wait<1>();
     release_v();
@@ -263,9 +267,9 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // One tile of keys from beginning to end, so that P takes the registers of the scores.
   __device__ __forceinline__ void step_strict(WorkTile const& tile, int key_tile, int accumulate) {
     wait_k();
-    wait_turn();
+    wait_turn(key_tile);
     issue_scores();
-    pass_turn();
+    pass_turn(key_tile);
     fetch_mask(key_tile);
     warpgroup_wait<0>();
     fence_accumulators(s);
@@ -294,7 +298,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       if constexpr (T::kQStages == 1) release_stored_q();
       start_rows();
       wait_q();
-      skip_k_and_v(skipped);
+      skip_k_and_v(skipped, last_key_tile() + skipped);
       int accumulate = 0;
 #pragma unroll 1
       for (int key_tile = last_key_tile(); key_tile >= first_key_tile(); --key_tile) {
@@ -382,7 +386,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   }
 
   __device__ __forceinline__ void run() {
-    if (T::kPingPong && group == T::kWarpgroups - 1) pass_turn();
+    if (T::kPingPong && turn() == T::kWarpgroups - 1) ping_pong_pass<T::kWarpgroups>(turn());
     if constexpr (T::kFlat) {
       run_flat();
     } else if constexpr (T::kMainloop == Mainloop::kStrict) {
@@ -390,7 +394,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     } else {
       run_tiles();
     }
-    if (T::kPingPong && group == 0) wait_turn();
+    if (T::kPingPong && turn() == 0) ping_pong_wait(turn());
     // Shared memory stays until stores have read it.
     if (T::kOutput == Output::kThroughQ && leads_warpgroup()) tma_store_wait_read();
   }

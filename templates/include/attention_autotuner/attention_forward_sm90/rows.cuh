@@ -17,6 +17,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   using Base::key_range;
   using Base::key_tiles;
   using Base::query_of;
+  using Base::visible_first;
 
   int const group;  // of this warpgroup, the same in all lanes
   float o[T::kColumns / 2], s[T::kScoreKeys / 2];
@@ -26,6 +27,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   typename Base::Range range;    // of the batch entry
   int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
   int first;                     // of its tiles of keys, counted from the first key
+  int turns_from, turns_end;     // of spans: tiles of keys that warpgroups issue by turns
 
   __device__ __forceinline__ AttentionForwardSm90Rows(ArgumentsOf<T> const& arguments, uint32_t smem, int group)
       : Base{arguments, smem}, group(group) {}
@@ -53,9 +55,18 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
     if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
     if constexpr (T::kSharesScores) steps = of_cta;  // the others send and receive as many
     skipped = of_cta - steps;
+    if constexpr (T::kSpanned) {
+      turns_from = maximum(tiles.first, visible_first(range, query_of(tile, T::kBlockM - kWarpgroupRows)) / T::kBlockN);
+      turns_end = minimum(tiles.end, key_tiles(range, query_of(tile, kWarpgroupRows - 1) + 1)) - 1;
+    }
     int seen = range.length(arguments);
     if (arguments.causal) seen = minimum(seen, row + 1 + range.causal_offset(arguments));
     unmasked = !T::kMasked && arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
+  }
+  // In spans' few tiles the warpgroups that see a tile do not wait for those that skip it: turns begin when the first
+  // warpgroup, whose rows' spans end first, has keys, and end when the last one has no more.
+  __device__ __forceinline__ bool by_turns(int key_tile) const {
+    return T::kPingPong && (!T::kSpanned || (key_tile >= turns_from && key_tile < turns_end));
   }
   __device__ __forceinline__ bool needs_mask(int key_tile) const { return key_tile >= unmasked; }
   __device__ __forceinline__ void fetch_mask(int) const {}  // there is no tensor of masks

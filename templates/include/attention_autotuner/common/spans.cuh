@@ -37,36 +37,104 @@ struct SpannedRange : KeyRange<kKeyBounds> {
   }
 };
 
-// How many of the ids are below one, or not above it: at least `low`, at most `high`. Every round probes at several
-// places together, since each waits for memory as long as one alone would.
-template <bool kNotAbove>
-__device__ __forceinline__ int count_ids(int32_t const* ids, int low, int high, int32_t id) {
-  constexpr int kProbes = 15;
+// The rows of one batch entry whose spans a CTA finds: [begin, end), at most one a thread.
+struct SpannedRows {
+  int begin, end;
+  // The row of a thread. Threads that have none repeat the last one.
+  __device__ __forceinline__ int of_thread() const { return minimum(begin + int(threadIdx.x), end - 1); }
+};
+
+// Where the documents of a CTA's rows begin and end.
+//
+// Every round of a search waits for memory, however many places it compares. So all threads of a CTA search together,
+// for the begin of its first row's document and the end of its last row's, and two rounds do for 64k rows. Where
+// documents begin in between, neighboring ids differ.
+class DocumentSearch {
+ public:
+  static constexpr int kWarps = kSpanThreads / 32;
+  static constexpr int kSharedWords = 3 * kWarps;
+
+  // Called by all threads of a CTA. `shared` holds kSharedWords.
+  __device__ __forceinline__ int2 find(int32_t const* ids, int total_rows, SpannedRows const& rows, int* shared) {
+    Side before{0, rows.begin, 0}, after{rows.end, total_rows, 0};
+    int const row = rows.of_thread(), warp = int(threadIdx.x) / 32;
+    int32_t const first_id = ids[rows.begin], last_id = ids[rows.end - 1];
+    int32_t const id = ids[row], id_before = ids[maximum(row - 1, rows.begin)];
 #pragma unroll 1
-  while (low < high) {
-    int const step = (high - low + kProbes) / (kProbes + 1);
-    int passed = 0;
+    for (int round = 0; before.open() || after.open(); ++round) {
+      before.load(ids);
+      after.load(ids);
+      // What both sides passed is counted in halves of a word. Rounds alternate between the words.
+      int const passed = before.template count<false>(first_id) + (after.template count<true>(last_id) << 16);
+      int* const counts = shared + (1 + round % 2) * kWarps;
+      if (threadIdx.x % 32 == 0) counts[warp] = passed;
+      __syncthreads();
+      int sum = 0;
 #pragma unroll
-    for (int i = 1; i <= kProbes; ++i) {
-      int const at = low + i * step - 1;
-      if (at < high) passed += kNotAbove ? ids[at] <= id : ids[at] < id;
+      for (int i = 0; i < kWarps; ++i) sum += counts[i];
+      before.narrow(sum & 0xffff);
+      after.narrow(sum >> 16);
     }
-    low += passed * step;
-    if (passed < kProbes) high = minimum(high, low + step - 1);
+    uint32_t const begins = __ballot_sync(0xffffffffu, id != id_before);
+    if (threadIdx.x % 32 == 0) shared[warp] = int(begins);
+    __syncthreads();
+    // The last begin up to the thread's row, and the first one behind it.
+    int2 document{before.low, after.low};
+    uint32_t const behind = 0xfffffffeu << (threadIdx.x % 32);
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      uint32_t const set = uint32_t(shared[i]), up_to = i < warp ? set : i == warp ? set & ~behind : 0;
+      if (up_to != 0) document.x = rows.begin + 32 * i + 31 - __clz(int(up_to));
+    }
+#pragma unroll
+    for (int i = kWarps - 1; i >= 0; --i) {
+      uint32_t const set = uint32_t(shared[i]), from = i > warp ? set : i == warp ? set & behind : 0;
+      if (from != 0) document.y = rows.begin + 32 * i + __ffs(int(from)) - 1;
+    }
+    return document;
   }
-  return low;
-}
 
-// Leaves of a span what is of the document of a row.
-template <typename Params>
-__device__ __forceinline__ int2 within_document(Params const& p, int batch, int row, int2 span) {
-  if (p.document_ids == nullptr) return span;
-  int32_t const* const ids = p.document_ids + int64_t(batch) * p.seqlen_k;
-  return {maximum(span.x, count_ids<false>(ids, 0, row, ids[row])),
-          minimum(span.y, count_ids<true>(ids, row + 1, p.seqlen_k, ids[row]))};
-}
+ private:
+  static constexpr int kPlaces = 2;  // of a thread
+  static constexpr int kProbes = kSpanThreads * kPlaces;
+  static_assert(kProbes < 1 << 15);
 
-// Params have windows as with_window leaves them.
+  // How many ids are below one, or not above it: at least `low`, at most `high`.
+  struct Side {
+    int low, high, step;
+    int32_t ids[kPlaces];
+
+    __device__ __forceinline__ bool open() const { return low < high; }
+    __device__ __forceinline__ int place(int i) const {
+      return low + (i * kSpanThreads + int(threadIdx.x) + 1) * step - 1;
+    }
+    __device__ __forceinline__ void load(int32_t const* from) {
+      step = (high - low + kProbes) / (kProbes + 1);
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        if (open() && place(i) < high) ids[i] = from[place(i)];
+      }
+    }
+    // By the threads of a warp.
+    template <bool kNotAbove>
+    __device__ __forceinline__ int count(int32_t id) const {
+      int passed = 0;
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        bool const passes = open() && place(i) < high && (kNotAbove ? ids[i] <= id : ids[i] < id);
+        passed += __popc(__ballot_sync(0xffffffffu, passes));
+      }
+      return passed;
+    }
+    __device__ __forceinline__ void narrow(int passed) {
+      if (!open()) return;
+      low += passed * step;
+      if (passed < kProbes) high = minimum(high, low + step - 1);
+    }
+  };
+};
+
+// Where a window and a prefix let a query, or a key, see the other. Params have windows as with_window leaves them.
 template <bool kKeyBounds, typename Params>
 __device__ __forceinline__ int2 span_of_query(Params const& p, int batch, int query) {
   KeyRange<kKeyBounds> range;
@@ -74,7 +142,7 @@ __device__ __forceinline__ int2 span_of_query(Params const& p, int batch, int qu
   int const first = range.begin(), end = first + range.length(p), diagonal = query + range.causal_offset(p) + first;
   int2 span{maximum(diagonal - p.window_left, first), minimum(minimum(diagonal, end) + p.window_right + 1, end)};
   if (p.prefix_lens != nullptr) span.y = maximum(span.y, minimum(p.prefix_lens[batch], end));
-  return within_document(p, batch, query, span);
+  return span;
 }
 template <typename Params>
 __device__ __forceinline__ int2 span_of_key(Params const& p, int batch, int key) {
@@ -82,7 +150,13 @@ __device__ __forceinline__ int2 span_of_key(Params const& p, int batch, int key)
   int2 span{maximum(diagonal - p.window_right, 0),
             minimum(minimum(diagonal, int(p.seqlen_q)) + p.window_left + 1, int(p.seqlen_q))};
   if (p.prefix_lens != nullptr && key < p.prefix_lens[batch]) span.x = 0;
-  return within_document(p, batch, key, span);
+  return span;
+}
+
+// CTAs of the rows of a batch entry.
+template <bool kBackward, typename Params>
+__host__ __device__ inline int2 span_ctas(Params const& p) {
+  return {divide_up(p.seqlen_q, kSpanThreads), kBackward ? divide_up(p.seqlen_k, kSpanThreads) : 0};
 }
 
 // Spans of all queries and, for a backward, of all keys; `claimed` is set to 0, if there is one. The kernel behind may
@@ -93,15 +167,23 @@ __global__ void __launch_bounds__(kSpanThreads)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
-  int64_t const index = int64_t(blockIdx.x) * kSpanThreads + threadIdx.x;
-  int64_t const queries = int64_t(params.batch) * params.seqlen_q, key = index - queries;
-  if (index == 0 && claimed != nullptr) *claimed = 0;
-  if (index < queries) {
-    int const batch = int(index / params.seqlen_q);
-    row_spans[index] = span_of_query<!kBackward>(params, batch, int(index - int64_t(batch) * params.seqlen_q));
-  } else if (kBackward && key < int64_t(params.batch) * params.seqlen_k) {
-    int const batch = int(key / params.seqlen_k);
-    key_spans[key] = span_of_key(params, batch, int(key - int64_t(batch) * params.seqlen_k));
+  __shared__ int shared[DocumentSearch::kSharedWords];
+  if (blockIdx.x == 0 && threadIdx.x == 0 && claimed != nullptr) *claimed = 0;
+  int2 const ctas = span_ctas<kBackward>(params);
+  int const batch = int(blockIdx.x) / (ctas.x + ctas.y), cta = int(blockIdx.x) - batch * (ctas.x + ctas.y);
+  bool const of_keys = kBackward && cta >= ctas.x;
+  int const total = of_keys ? params.seqlen_k : params.seqlen_q;
+  int const begin = (of_keys ? cta - ctas.x : cta) * kSpanThreads;
+  SpannedRows const rows{begin, minimum(begin + kSpanThreads, total)};
+  int const row = rows.of_thread();
+  int2 span = of_keys ? span_of_key(params, batch, row) : span_of_query<!kBackward>(params, batch, row);
+  if (params.document_ids != nullptr) {
+    int2 const document =
+        DocumentSearch().find(params.document_ids + int64_t(batch) * params.seqlen_k, params.seqlen_k, rows, shared);
+    span = {maximum(span.x, document.x), minimum(span.y, document.y)};
+  }
+  if (begin + int(threadIdx.x) < total) {
+    (of_keys ? key_spans : row_spans)[int64_t(batch) * total + row] = span;
   }
 }
 
@@ -121,7 +203,8 @@ inline SpannedParams<Abi> with_spans(Abi const& params, int2* spans) {
 }
 template <typename Config, bool kBackward, typename Params>
 inline cudaError_t launch_spans(Params const& params, int2* spans, cudaStream_t stream, int* claimed = nullptr) {
-  int64_t const ctas = (count_spans<kBackward>(params) + kSpanThreads - 1) / kSpanThreads;
+  int2 const ctas_of_entry = span_ctas<kBackward>(params);
+  int64_t const ctas = int64_t(params.batch) * (ctas_of_entry.x + ctas_of_entry.y);
   if (ctas > INT32_MAX) return cudaErrorInvalidValue;
   find_spans<Config, kBackward, Params>
       <<<int(ctas), kSpanThreads, 0, stream>>>(params, spans, spans + int64_t(params.batch) * params.seqlen_q, claimed);
