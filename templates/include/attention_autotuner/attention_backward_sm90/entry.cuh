@@ -322,7 +322,7 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
         .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);
           int64_t const rows = int64_t(p.batch) * p.heads_kv * p.seqlen_k;
-          int64_t const ctas = rows * maximum(Config::kPaddedDimQK, Config::kPaddedDimV) / (kRowThreads * kChunk) + 1;
+          int64_t const ctas = rows * (Config::kPaddedDimQK + Config::kPaddedDimV) / (kRowThreads * kChunk) + 1;
           return EarlyLaunch::start(
               Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_reduce_splits<Config>,
               int(ctas < kReduceSplitsCtas ? ctas : kReduceSplitsCtas), kRowThreads, 0, stream, common);

@@ -17,13 +17,18 @@ __device__ __forceinline__ void sink_gradient_of_head(ArgumentsOf<Config> const&
   auto const& p = arguments.params;
   float const sink = Sinks::of(p, head);
   float sum = 0.0f;
-  // Rows that are padding add nothing.
-  for (int batch = 0; batch < (kIsPacked<Config> ? 1 : p.batch); ++batch) {
-    int64_t const first = arguments.lse_delta_offset(batch, head);
+  // Rows of all sequences, four at a time. Those that are padding add nothing.
+  int const fours = arguments.lse_delta_rows / 4, sequences = kIsPacked<Config> ? 1 : p.batch;
 #pragma unroll 4
-    for (int row = threadIdx.x; row < (kIsPacked<Config> ? arguments.lse_delta_rows : p.seqlen_q); row += kThreads) {
-      sum = fmaf(exp2_approximate(sink - arguments.base[first + row]), arguments.shift[first + row], sum);
-    }
+  for (int64_t place = threadIdx.x; place < int64_t(sequences) * fours; place += kThreads) {
+    int const sequence = int(place) / fours;
+    int64_t const first = arguments.lse_delta_offset(sequence, head) + 4 * (place - int64_t(sequence) * fours);
+    float4 const base = *reinterpret_cast<float4 const*>(arguments.base + first);
+    float4 const shift = *reinterpret_cast<float4 const*>(arguments.shift + first);
+    sum = fmaf(exp2_approximate(sink - base.x), shift.x, sum);
+    sum = fmaf(exp2_approximate(sink - base.y), shift.y, sum);
+    sum = fmaf(exp2_approximate(sink - base.z), shift.z, sum);
+    sum = fmaf(exp2_approximate(sink - base.w), shift.w, sum);
   }
 #pragma unroll
   for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
