@@ -239,3 +239,53 @@ def test_steps_of_small_heads_are_as_the_log_says() -> None:
         ("flash-attn 4 was even ({:.3f} of its speed", [us["flash_attn_4"] / us["ours"]]),
     ):
         assert sentence.format(*figures) in text, sentence.format(*figures)
+
+
+def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
+    run = result("kernel_log_races")["attention_forward_documents"]
+    text = words_of("kernel_log.md")
+
+    def ratios(races: str, way: str, over: str) -> dict[str, str]:
+        """The time of a way over another's, by the shape from its heads on."""
+        return {
+            re.sub(r"attention \w+ bf16 b\d+ h", "h", race["shape"]): (
+                f"{race['us'][way] / race['us'][over]:.3f}"
+            )
+            for race in run[races]
+        }
+
+    def of_documents(races: str, way: str, over: str) -> list[str]:
+        pairs = ratios(races, way, over).items()
+        return [ratio for shape, ratio in pairs if shape.endswith("documents")]
+
+    gains: dict[str, list[float]] = {"forward": [], "backward": []}
+    for race in run["search and sums"]:
+        if "documents" in race["shape"]:
+            us = race["us"]
+            gains[race["shape"].split()[1]].append(us["before"] - us["after"])
+    forward, backward = gains["forward"], gains["backward"]
+    turns = of_documents("turns", "after", "before")
+    last = ratios("turns in all kernels", "and the last warpgroup first", "before")
+    (alone,) = of_documents("order alone", "the last warpgroup first", "before")
+    ahead = of_documents("next tile ahead", "next tile read and begun ahead", "turns")
+    plain = ratios("next tile ahead", "next tile read and begun ahead", "before")
+    others = [
+        min(us for label, us in race["us"].items() if word in label) / min(race["us"].values())
+        for word, races in (("g3n128", run["candidates"][:2]), ("n80", run["candidates"][2:]))
+        for race in races
+    ]
+    for sentence in (
+        f"forward {min(forward):.1f} to {max(forward):.1f} us less, "
+        f"backward {min(backward):.1f} to {max(backward):.1f}",
+        f"{', '.join(turns[:3])} and {turns[3]} (d64 4k, 16k, d128 4k, 16k). Default",
+        f"d128 causal 2k {last['h16 s2048 d128 causal']} and 4k {last['h16 s4096 d128 causal']}, "
+        f"32/8 heads {last['h32/8 s2048 d128 causal']}",
+        f"softcap {last['h16 s4096 d128 causal softcap']}: not there",
+        f"{alone} at d64, 4k: the others hold their turns",
+        f"over the turns {', '.join(ahead[:3])} and {ahead[3]}",
+        f"d64 {plain['h32 s2048 d64 causal']} at 2k and {plain['h32 s4096 d64 causal']} at 4k, but "
+        f"d128 {plain['h16 s2048 d128 causal']} at 2k and {plain['h16 s4096 d128 causal']} at 4k",
+        f"3 warpgroups with 128 keys {others[0]:.2f} and {others[1]:.2f} at d64, "
+        f"80 keys {others[2]:.2f} and {others[3]:.2f} at d128",
+    ):
+        assert sentence in text
