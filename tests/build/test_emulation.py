@@ -51,8 +51,8 @@ MUTANTS = {
         "Base::wait_mask(); release_k(); release_v();",
     ),
     "turn_not_passed": (
-        MAINLOOP,
-        "if (Base::by_turns(key_tile)) ping_pong_pass<T::kWarpgroups>(turn());",
+        ROWS,
+        "if (by_turns(key_tile)) ping_pong_pass<T::kWarpgroups>(turn());",
         "",
     ),
     "p_overwritten": (

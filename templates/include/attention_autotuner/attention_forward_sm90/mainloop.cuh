@@ -38,6 +38,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::next_p;
   using Base::o;
   using Base::p;
+  using Base::pass_turn;
   using Base::q_tile;
   using Base::rescale_output;
   using Base::s;
@@ -46,7 +47,9 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::smem;
   using Base::start_rows;
   using Base::sum;
+  using Base::turn;
   using Base::v_tile;
+  using Base::wait_turn;
   using Base::write;
 
   RingCursor<T::kQStages> q;
@@ -116,16 +119,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     consumer_release(empty(T::kVBarrier, v.stage));
     v.advance();
   }
-  // The last rows of causal documents see the most keys. Their warpgroup is the first of a round, so that it begins the
-  // next tile while the others still have MMAs to issue.
-  __device__ __forceinline__ int turn() const { return T::kSpanned ? T::kWarpgroups - 1 - group : group; }
-  __device__ __forceinline__ void wait_turn(int key_tile) const {
-    if (Base::by_turns(key_tile)) ping_pong_wait(turn());
-  }
-  __device__ __forceinline__ void pass_turn(int key_tile) const {
-    if (Base::by_turns(key_tile)) ping_pong_pass<T::kWarpgroups>(turn());
-  }
-
   // Tiles of keys that other warpgroups of the CTA see and this one does not. Each phase has to be waited for, by all
   // warps before one of them releases the stage: a wait that comes two phases late takes one for the other.
   __device__ __forceinline__ void skip_k() {

@@ -68,6 +68,15 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   __device__ __forceinline__ bool by_turns(int key_tile) const {
     return T::kPingPong && (!T::kSpanned || (key_tile >= turns_from && key_tile < turns_end));
   }
+  // The last rows of causal documents see the most keys. Their warpgroup is the first of a round, so that it begins the
+  // next tile while the others still have MMAs to issue.
+  __device__ __forceinline__ int turn() const { return T::kSpanned ? T::kWarpgroups - 1 - group : group; }
+  __device__ __forceinline__ void wait_turn(int key_tile) const {
+    if (by_turns(key_tile)) ping_pong_wait(turn());
+  }
+  __device__ __forceinline__ void pass_turn(int key_tile) const {
+    if (by_turns(key_tile)) ping_pong_pass<T::kWarpgroups>(turn());
+  }
   __device__ __forceinline__ bool needs_mask(int key_tile) const { return key_tile >= unmasked; }
   __device__ __forceinline__ void fetch_mask(int) const {}  // there is no tensor of masks
   __device__ __forceinline__ void rescale_output() {
