@@ -264,7 +264,7 @@ def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
             us = race["us"]
             gains[race["shape"].split()[1]].append(us["before"] - us["after"])
     forward, backward = gains["forward"], gains["backward"]
-    turns = of_documents("turns", "after", "before")
+    by_turns = of_documents("turns", "after", "before")
     last = ratios("turns in all kernels", "and the last warpgroup first", "before")
     (alone,) = of_documents("order alone", "the last warpgroup first", "before")
     ahead = of_documents("next tile ahead", "next tile read and begun ahead", "turns")
@@ -277,7 +277,7 @@ def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
     for sentence in (
         f"forward {min(forward):.1f} to {max(forward):.1f} us less, "
         f"backward {min(backward):.1f} to {max(backward):.1f}",
-        f"{', '.join(turns[:3])} and {turns[3]} (d64 4k, 16k, d128 4k, 16k). Default",
+        f"{', '.join(by_turns[:3])} and {by_turns[3]} (d64 4k, 16k, d128 4k, 16k). Default",
         f"d128 causal 2k {last['h16 s2048 d128 causal']} and 4k {last['h16 s4096 d128 causal']}, "
         f"32/8 heads {last['h32/8 s2048 d128 causal']}",
         f"softcap {last['h16 s4096 d128 causal softcap']}: not there",
