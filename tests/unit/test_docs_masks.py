@@ -274,7 +274,18 @@ def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
         for word, races in (("g3n128", run["candidates"][:2]), ("n80", run["candidates"][2:]))
         for race in races
     ]
+    suite = [row for row in run["suite, fp16"] if row["mode"] == "forward"]
+    bars = [1.1 * row["share of tiles"] * row["plain us"] + 5 for row in suite]
+    profile = run["profile of d64, 4k, % of samples of warps that compute"]
+
+    def listed(figures: list[float]) -> str:
+        return "{:.1f}, {:.1f}, {:.1f} and {:.1f}".format(*figures)
+
     for sentence in (
+        f"is then at {listed([row['pick us'] for row in suite])} us",
+        f"where the bar is {listed(bars)}",
+        f"in the loop for {profile['loop']} % of their samples, {profile['of these waits for a turn']:.1f} of "
+        f"them at the wait for a turn, and {profile['beside it']} % beside it",
         f"forward {min(forward):.1f} to {max(forward):.1f} us less, "
         f"backward {min(backward):.1f} to {max(backward):.1f}",
         f"{', '.join(by_turns[:3])} and {by_turns[3]} (d64 4k, 16k, d128 4k, 16k). Default",
