@@ -269,6 +269,15 @@ def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
     (alone,) = of_documents("order alone", "the last warpgroup first", "before")
     ahead = of_documents("next tile ahead", "next tile read and begun ahead", "turns")
     plain = ratios("next tile ahead", "next tile read and begun ahead", "before")
+    sums = ratios("search and sums", "after", "before")
+    code = list(run["machine code"].values())
+    raced = sum(race["raced"] for race in run["candidates"][::2])  # of each head dim
+    for race in run["candidates"]:
+        default = next(
+            us for label, us in race["us"].items() if "scores_first_optimistic_turns" in label
+        )
+        assert len(race["us"]) == race["raced"]
+        assert default <= 1.001 * min(race["us"].values())
     others = [
         min(us for label, us in race["us"].items() if word in label) / min(race["us"].values())
         for word, races in (("g3n128", run["candidates"][:2]), ("n80", run["candidates"][2:]))
@@ -283,7 +292,16 @@ def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
 
     for sentence in (
         f"is then at {listed([row['pick us'] for row in suite])} us",
-        f"where the bar is {listed(bars)}",
+        f"in that run + 5 us are {listed(bars)}",
+        f"issue slots busy for {run['profile of d64, 4k']['issue slots busy %']:.0f} % of the time",
+        f"{code[0]} instructions before the loop",
+        f"{code[1]} moves a step",
+        f"Of {raced} candidates that claim",
+        f"{sums['h8/1 s1024 d64']} with 8 heads of one at 1k, d64, {sums['h8/1 s2048 d128 causal']} at 2k, d128, "
+        f"{sums['h4/1 s4096 d128 causal']} with 4 heads of one at 4k and {sums['h8/2 s1024 d128 causal']} with 2 x 8/2",
+        f"{sums['h8 s512 d64 causal sinks']} with 32 x 8 x 512, d64, "
+        f"{sums['h8/1 s2048 d64 causal window 127:-1 sinks']} in a window with 8 heads of one at 2k, d64, and "
+        f"{sums['h16 s4096 d128 causal sinks']} at 4k, d128",
         f"in the loop for {profile['loop']} % of their samples, {profile['of these waits for a turn']:.1f} of "
         f"them at the wait for a turn, and {profile['beside it']} % beside it",
         f"forward {min(forward):.1f} to {max(forward):.1f} us less, "
