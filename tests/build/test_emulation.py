@@ -25,6 +25,11 @@ OUTPUT = "attention_forward_sm90/output.cuh"
 ROWS = "attention_forward_sm90/rows.cuh"
 SOFTMAX = "attention_forward_sm90/softmax.cuh"
 MUTANTS = {
+    "begins_before_what_is_ahead": (
+        "attention_forward_sm90/kernel.cuh",
+        "begin_call();",
+        "launch_dependent_grids();",
+    ),
     "scores_not_waited_for": (
         MAINLOOP,
         "warpgroup_wait<1>();\n    fence_accumulators(s);",
@@ -75,6 +80,7 @@ MUTANTS = {
     ),
 }
 CAUGHT = [
+    ("begins_before_what_is_ahead", "lazy", "before the kernel ahead of it has ended"),
     ("scores_not_waited_for", "eager", "races with the read of an MMA"),
     ("scores_not_waited_for", "lazy", "an MMA or a copy has yet to read"),
     ("k_not_waited_for", "eager", "races with the write of a copy"),

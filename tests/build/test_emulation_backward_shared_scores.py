@@ -21,6 +21,11 @@ pytestmark = pytest.mark.build
 SHARED = "scores_backward_sm90/shared_scores.cuh"
 LOADS = "scores_backward_sm90/shared_scores_producer.cuh"
 MUTANTS = {
+    "begins_before_what_is_ahead": (
+        "scores_backward_sm90/row_factors.cuh",
+        "begin_call();",
+        "launch_dependent_grids();",
+    ),
     "slot_not_awaited": (SHARED, "exchange().producer_acquire(index);", ""),
     "p_not_awaited": (SHARED, "exchange().consumer_wait(index);", ""),
     "p_received_early": (
@@ -44,6 +49,7 @@ MUTANTS = {
     "mask_not_awaited": (SHARED, "mask_ring.consumer_wait(index);", ""),
 }
 CAUGHT = [
+    ("begins_before_what_is_ahead", "lazy", "before the kernel ahead of it has ended"),
     ("slot_not_awaited", "random", "races with"),
     ("p_not_awaited", "lazy", "deadlock"),
     ("p_received_early", "lazy", "has changed a register of A"),

@@ -21,6 +21,12 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "gemm_sm90/mainloop.cuh"
 MUTANTS = {
+    "begins_before_what_is_ahead": (
+        MAINLOOP,
+        "wait_on_dependent_grids();\n  if constexpr (T::kCluster > 1) {\n    cluster_sync();\n"
+        "  } else {\n    __syncthreads();\n  }",
+        "if constexpr (T::kCluster > 1) { cluster_sync(); } else { __syncthreads(); }",
+    ),
     "released_to_itself_alone": (
         MAINLOOP,
         "arrive_at(empty, ::emulation::thread_index().x % kWarpgroupThreads);",
@@ -41,7 +47,8 @@ MUTANTS = {
     "ends_before_the_other": (MAINLOOP, "if constexpr (T::kCluster > 1) cluster_sync();", ""),
 }
 CAUGHT = [
-    ("released_to_itself_alone", "random", "has yet to read"),
+    ("begins_before_what_is_ahead", "lazy", "before the kernel ahead of it has ended"),
+    ("released_to_itself_alone", "random", "races with the write of a copy"),
     ("released_early", "eager", "races with the read of an MMA"),
     ("share_of_the_first_rank", "eager", "races with"),
     ("store_not_fenced", "eager", "without a fence"),

@@ -24,6 +24,11 @@ PRODUCER = "chunks_backward_sm90/producer.cuh"
 STATE = "sm90/scaled_state.cuh"
 GAMMA = "chunks_backward_sm90/gamma.cuh"
 MUTANTS = {
+    "begins_before_what_is_ahead": (
+        MAINLOOP,
+        "if (arguments.first) wait_on_dependent_grids();\n  launch_dependent_grids();",
+        "launch_dependent_grids(); if (arguments.first) wait_on_dependent_grids();",
+    ),
     "walks_forward": (
         PRODUCER,
         "return (first + (T::kReversed ? count - 1 - index : index)) * T::kChunk;",
@@ -78,6 +83,7 @@ CAUGHT_IN_PARTS = [
     ("y_released_early", "eager", "races with the read of an MMA"),
 ]
 CAUGHT = [
+    ("begins_before_what_is_ahead", "lazy", "before the kernel ahead of it has ended"),
     ("walks_forward", "eager", "dk: "),
     ("scores_of_other_sign", "eager", "dq: "),
     ("scores_not_fenced", "eager", "without a fence"),

@@ -21,6 +21,11 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "chunks_sm90/mainloop.cuh"
 MUTANTS = {
+    "begins_before_what_is_ahead": (
+        MAINLOOP,
+        "if (arguments.pass.supers.divisor == 1) wait_on_dependent_grids();",
+        "",
+    ),
     "output_not_fenced": (MAINLOOP, "fence_view_async_shared();", ""),
     "output_overwritten": (MAINLOOP, "if (stores) tma_store_wait_read();", ""),
     "q_released_early": (
@@ -50,6 +55,7 @@ MUTANTS = {
     ),
 }
 CAUGHT = [
+    ("begins_before_what_is_ahead", "lazy", "before the kernel ahead of it has ended"),
     ("output_not_fenced", "eager", "without a fence"),
     ("output_overwritten", "lazy", "races with"),
     ("q_released_early", "eager", "races with the read of an MMA"),

@@ -66,6 +66,12 @@ KNOBS = {
 }
 SEQUENCES = "common/sequences.cuh"
 MISTAKES = {
+    "begins_before_what_is_ahead": (
+        "claimed",
+        "sm90/sequence_list.cuh",
+        "wait_on_dependent_grids();",
+        "",
+    ),
     "rows_behind_are_nobodys": (
         "ahead",
         SEQUENCES,
@@ -227,7 +233,8 @@ def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: 
         deterministic=False,
         adjust=nothing_behind,
     )
-    assert outcome.kind == ("launch_failed" if mistake == "phase_forgotten" else "wrong"), outcome
+    faults = mistake in ("phase_forgotten", "begins_before_what_is_ahead")
+    assert outcome.kind == ("launch_failed" if faults else "wrong"), outcome
 
 
 @pytest.mark.parametrize(

@@ -67,15 +67,16 @@ MISTAKES = {
     "spans_not_awaited": (
         "overlap",
         "attention_forward_sm90/kernel.cuh",
-        "if constexpr (T::kSpanned) wait_on_dependent_grids();",
+        "if constexpr (!T::kPacked) wait_on_dependent_grids();",
         "",
     ),
     "pass_begins_beside_spans": (
         "claimed",
         "attention_backward_sm90/dq_share.cuh",
-        "if constexpr (ScoreModsOf<Config>::kListed) wait_on_dependent_grids();",
+        "if constexpr (!kPreprocessBegins<Config>) wait_on_dependent_grids();",
         "",
     ),
+    "begins_before_what_is_ahead": ("claimed", SPANS, "begin_call();", "launch_dependent_grids();"),
     "prefix_of_queries_alone": (
         "one_pass",
         SPANS,
@@ -175,7 +176,8 @@ def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: 
     outcome = check(
         kernel, [problem_of(knobs, "both")] * 2, [("lazy", 0)], mutant=mistake, deterministic=False
     )
-    assert outcome.kind == "wrong", outcome
+    early = mistake == "begins_before_what_is_ahead"
+    assert outcome.kind == ("launch_failed" if early else "wrong"), outcome
 
 
 @pytest.mark.parametrize("knobs", ["turns", "claimed"])

@@ -8,7 +8,7 @@ import functools
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from attention_autotuner.codegen.render import include_root, render
@@ -80,6 +80,31 @@ def configure(
     function.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
     function.restype = None
     function(POLICIES.index(policy), seed, multiprocessors, mutant.encode())
+
+
+class Range(ctypes.Structure):
+    """Memory that a call reads or writes."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("bytes", ctypes.c_uint64))
+
+
+def put_ahead(kernel: LoadedKernel, read: Iterable[Range], written: Iterable[Range]) -> None:
+    """Put a launch of somebody else into the stream ahead of the next call of a kernel.
+
+    It lets the next launch begin at once. What the call reads is there at its end, and what the call writes must be
+    untouched until then.
+
+    Args:
+        kernel: whose machine.
+        read: memory of inputs.
+        written: memory of outputs and workspaces.
+    """
+    read, written = list(read), list(written)
+    function = ctypes.CDLL(str(kernel.path)).emulation_put_ahead
+    function.argtypes = (ctypes.POINTER(Range), ctypes.c_int, ctypes.c_int)
+    function.restype = None
+    ranges = [*read, *written]
+    function((Range * len(ranges))(*ranges), len(read), len(written))
 
 
 def _own_machine() -> Path:

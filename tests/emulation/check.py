@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
@@ -13,12 +14,13 @@ from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.attention.inputs import AttentionForward
 from attention_autotuner.operations.bindings import Binding, Reference, ways_of
+from attention_autotuner.operations.shared.launching import bind
 from attention_autotuner.operations.shared.tensors import Inputs, Shapes
 from attention_autotuner.serving.loader import LoadedKernel
-from attention_autotuner.tuning import verify
+from attention_autotuner.tuning import tasks, verify
 from tests.launchers import launcher
 
-from .build import configure
+from .build import Range, configure, put_ahead
 
 CPU = torch.device("cpu")
 RUNS: tuple[tuple[str, int], ...] = (("lazy", 0), ("eager", 0), ("random", 1))
@@ -78,6 +80,25 @@ def _adjusted_ways(
     return tuple(_AdjustedWay(way, adjust) for way in ways or ways_of(problem))
 
 
+def _ranges(buffers: Iterable[torch.Tensor]) -> list[Range]:
+    return [Range(x.data_ptr(), x.numel()) for x in buffers if x.numel()]
+
+
+def bind_behind_another(
+    kernel: Any, problem: Problem, inputs: Any, outputs: Any
+) -> Callable[[], None]:
+    """A function as ``bind`` gives it, whose launch has that of somebody else ahead of it in the stream."""
+    launch = bind(kernel, problem, inputs, outputs)
+    read = _ranges(array.memory for array in inputs.tensors.values())
+    written = _ranges(outputs.workspace.buffers())
+
+    def call() -> None:
+        put_ahead(kernel, read, written)
+        launch()
+
+    return call
+
+
 def check(
     kernel: LoadedKernel,
     problems: Sequence[Problem],
@@ -96,7 +117,10 @@ def check(
     adjusted = partial(_adjusted_ways, adjust=adjust, ways=ways)
     for policy, seed in runs:
         configure(kernel, policy, seed, multiprocessors=multiprocessors, mutant=mutant)
-        with mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=adjusted):
+        with (
+            mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=adjusted),
+            mock.patch.object(tasks, "bind", bind_behind_another),
+        ):
             outcome = verify.verify(
                 problems[0],
                 launcher(kernel, CPU),

@@ -240,6 +240,10 @@ class Guarded:
         self._workspaces.append(storage)
         return self._device.address(storage[0]) + storage[1]
 
+    def buffers(self) -> list[Any]:
+        """All memory that a launch may write, guards included."""
+        return [memory for memory, *_ in (*self._storages.values(), *self._workspaces)]
+
     def changed(self) -> list[str]:
         """The areas that were written beside: the outputs, the workspace."""
         areas = {"the outputs": self._storages.values(), "the workspace": self._workspaces}

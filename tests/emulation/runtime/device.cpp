@@ -40,6 +40,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
+  emulation::submit_ahead();
   emulation::finish();
   std::memset(data, value, bytes);
   return cudaSuccess;
@@ -71,4 +72,9 @@ extern "C" __attribute__((visibility("default"))) int32_t attention_autotuner_la
 extern "C" __attribute__((visibility("default"))) void emulation_configure(int policy, uint64_t seed,
                                                                            int multiprocessors, char const* mutant) {
   emulation::settings = {emulation::Policy(policy), seed, multiprocessors, mutant};
+}
+// Of the next call alone; see machine.h.
+extern "C" __attribute__((visibility("default"))) void emulation_put_ahead(emulation::Range const* ranges, int read,
+                                                                           int written) {
+  emulation::put_ahead({ranges, ranges + read}, {ranges + read, ranges + read + written});
 }

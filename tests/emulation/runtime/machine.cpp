@@ -39,6 +39,15 @@ constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kOtherActors = 160;
 constexpr uint64_t kHeldCtas = 8;
 
+constexpr int kAheadYields = 4096;
+
+// See put_ahead().
+struct Ahead {
+  std::vector<Range> read, written;
+  std::vector<std::string> read_contents, written_contents;
+};
+
+Ahead ahead;
 Context scheduler_context;
 ucontext_t scheduler_start;
 std::vector<Fiber*> free_fibers;
@@ -380,7 +389,36 @@ bool early() {
 
 Launch const& launch_of(Cta const& cta) { return cta.running->launch; }
 
+void put_ahead(std::vector<Range> const& read, std::vector<Range> const& written) {
+  auto const contents = [](Range const& range) { return std::string(range.data, range.bytes); };
+  ahead = {read, written, {}, {}};
+  for (Range const& range : read) {
+    ahead.read_contents.push_back(contents(range));
+    std::memset(range.data, 0xFF, range.bytes);  // not a number
+  }
+  for (Range const& range : written) ahead.written_contents.push_back(contents(range));
+}
+void run_ahead(Ahead const& held) {
+  let_next_begin();
+  for (int i = 0; i < kAheadYields; ++i) yield();
+  for (size_t i = 0; i < held.written.size(); ++i) {
+    if (std::memcmp(held.written[i].data, held.written_contents[i].data(), held.written[i].bytes) != 0) {
+      fault("a call has written before the kernel ahead of it has ended");
+    }
+  }
+  for (size_t i = 0; i < held.read.size(); ++i) {
+    std::memcpy(held.read[i].data, held.read_contents[i].data(), held.read[i].bytes);
+  }
+}
+void submit_ahead() {
+  if (ahead.read.empty()) return;
+  auto const held = std::make_shared<Ahead>(std::move(ahead));
+  ahead = {};
+  running.push_back({{{1, 1, 1}, {1, 1, 1}, 0, [held] { run_ahead(*held); }}, nullptr});
+}
+
 void submit(Launch launch) {
+  submit_ahead();
   if (faulted || (!launch.early && !finish())) return;
   Running* const ahead = running.empty() ? nullptr : &running.back();
   running.push_back({std::move(launch), ahead});

@@ -300,6 +300,16 @@ struct Launch {
   bool early = false;  // it may begin while the launch ahead runs
 };
 Launch const& launch_of(Cta const& cta);
+// Memory that a call reads or writes.
+struct Range {
+  char* data;
+  uint64_t bytes;
+};
+// Of the next call: a launch of somebody else is ahead of it in the stream, which lets the next one begin at once. What
+// the call reads is there at the end of that launch, and what it writes must be untouched until then.
+void put_ahead(std::vector<Range> const& read, std::vector<Range> const& written);
+// That launch, if it has not been submitted.
+void submit_ahead();
 // Runs what was launched before, if this one is not early, and keeps this one until the next or finish(). After a fault
 // nothing runs until forget_fault().
 void submit(Launch launch);

@@ -185,14 +185,20 @@ __device__ __forceinline__ void count_head(BackwardPassSm90Stages<T> const& stag
   }
 }
 
-// The preprocess, where the pass begins before its end. A kernel that lists blocks or finds spans may run beside it,
-// and has ended when this one has.
+// Whether the preprocess is the first kernel of a call, and not beside one that lists blocks or finds spans.
+template <typename Config>
+inline constexpr bool kPreprocessBegins =
+    !ScoreModsOf<Config>::kSpanned &&
+    !(ScoreModsOf<Config>::kPacked && Config::kDecomposition == Decomposition::kFused);
+
+// The preprocess, where the pass begins before its end. What may run beside it has ended when this one has.
 template <typename Config>
 __global__ void __launch_bounds__(kRowThreads)
     attention_backward_sm90_preprocess(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
+  if constexpr (kPreprocessBegins<Config>) wait_on_dependent_grids();
   launch_dependent_grids();
   preprocess_rows<Config, true>(arguments, clear_words);
-  if constexpr (ScoreModsOf<Config>::kListed) wait_on_dependent_grids();
+  if constexpr (!kPreprocessBegins<Config>) wait_on_dependent_grids();
 }
 
 }  // namespace attention_autotuner::softmax_backward

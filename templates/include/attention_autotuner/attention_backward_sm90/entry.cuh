@@ -214,8 +214,8 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
   }
   template <typename T>
   static int32_t list_blocks_of(Params const& p, BlockList const& listed, cudaStream_t stream) {
-    return cuda_status(
-        launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, kListedAhead>(p, listed, nullptr, stream));
+    return launch_list<Config, T::kByQueries, T::kBlockRows, T::kBlockColumns, kListedAhead>(p, listed, nullptr,
+                                                                                             stream);
   }
   template <typename T>
   static int32_t launch_pass(Common const& common, int* semaphores, int* complete,
@@ -286,8 +286,8 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if constexpr (Mods::kSpanned) {
       auto* const spans = reinterpret_cast<int2*>(at(places.spans));
-      cudaError_t const error = launch_spans<Config, true>(with_window(p), spans, stream);
-      if (error != cudaSuccess) return cuda_status(error);
+      status = launch_spans<Config, true>(Config::kEarlyLaunches, with_window(p), spans, stream);
+      if (status != ATTENTION_AUTOTUNER_OK) return status;
     }
     if constexpr (kListedAhead) {
       int32_t const listing = list_blocks_of<Keys>(p, listed, stream);
@@ -298,9 +298,8 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
     cleared.dq_sum = reinterpret_cast<float*>(at(clear_from));
     return Steps()
         .then([&] {
-          return EarlyLaunch::start(Config::kEarlyLaunches && (kListedAhead || Mods::kSpanned), preprocess_kernel(),
-                                    int(preprocess_ctas), kRowThreads, 0, stream, cleared,
-                                    (places.dk_partial - clear_from) / 16);
+          return EarlyLaunch::start(Config::kEarlyLaunches, preprocess_kernel(), int(preprocess_ctas), kRowThreads, 0,
+                                    stream, cleared, (places.dk_partial - clear_from) / 16);
         })
         .then([&] { return TableGradient::launch_before(common, bias_sums, stream); })
         .then([&] { return AttnMaskGradient<Config>::launch(common, mask_sums, stream); })

@@ -179,9 +179,11 @@ struct AttentionForwardSm90Entry {
 
   // The slices of a tile of rows as a cluster.
   static int32_t launch_clusters(softmax_forward::ArgumentsOf<T> const& arguments, int ctas, cudaStream_t stream) {
-    cudaLaunchAttribute cluster = cluster_attribute(T::kVSlices);
+    cudaLaunchAttribute attributes[2];
+    unsigned count = EarlyLaunch::attributes(attributes[0]);
+    attributes[count++] = cluster_attribute(T::kVSlices);
     cudaLaunchConfig_t const config =
-        launch_config(ctas / T::kVSlices * T::kVSlices, T::kThreads, T::kSmemBytes, stream, &cluster, 1);
+        launch_config(ctas / T::kVSlices * T::kVSlices, T::kThreads, T::kSmemBytes, stream, attributes, count);
     return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90<Config>, arguments));
   }
 
@@ -247,30 +249,25 @@ struct AttentionForwardSm90Entry {
     arguments.causal_offset = p.causal_offset;
     arguments.zero = 0;
     arguments.claim_lead = p.causal ? 1 : 4;
-    cudaError_t prepared = cudaSuccess;
+    int32_t prepared = ATTENTION_AUTOTUNER_OK;
     if constexpr (T::kPacked) {
       arguments.list.listed = buffers.listed;
       prepared =
           launch_list<Config, true, T::kBlockM, T::kBlockN>(with_window(p), buffers.listed, buffers.claimed, stream);
     } else if constexpr (kDynamic && !T::kSpanned) {
-      prepared = cudaMemsetAsync(buffers.claimed, 0, sizeof(int), stream);
+      prepared = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_clear_claimed<Config>, 1, 1, 0,
+                                    stream, buffers.claimed);
     }
     if constexpr (T::kSpanned) {
       arguments.row_spans = buffers.spans;
-      prepared =
-          launch_spans<Config, false>(with_window(p), buffers.spans, stream, kDynamic ? buffers.claimed : nullptr);
+      prepared = launch_spans<Config, false>(true, with_window(p), buffers.spans, stream,
+                                             kDynamic ? buffers.claimed : nullptr);
     }
-    if (prepared != cudaSuccess) return cuda_status(prepared);
+    if (prepared != ATTENTION_AUTOTUNER_OK) return prepared;
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
     if constexpr (T::kSharesScores) return launch_clusters(arguments, ctas, stream);
-    int32_t started;
-    if constexpr (T::kSpanned) {
-      started = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90<Config>, ctas, T::kThreads,
-                                   T::kSmemBytes, stream, arguments);
-    } else {
-      softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
-      started = cuda_status(cudaGetLastError());
-    }
+    int32_t const started = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90<Config>, ctas, T::kThreads,
+                                               T::kSmemBytes, stream, arguments);
     if (started != ATTENTION_AUTOTUNER_OK || Splits::count(p) == 1) return started;
     if constexpr (T::kSplitKv) {
       return EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_combine<Config>, Splits::combine_ctas(p),

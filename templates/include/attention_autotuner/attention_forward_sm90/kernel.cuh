@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     attention_forward_sm90(ArgumentsOf<AttentionForwardSm90Traits<Config>> const __grid_constant__ arguments) {
   using T = AttentionForwardSm90Traits<Config>;
   if constexpr (T::kPacked) {
+    wait_on_dependent_grids();
     if (!TileSequence<T>(arguments.list, 0).valid()) return;  // there are more CTAs than blocks of rows
   }
   extern __shared__ char smem_bytes[];
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     stages.init_barriers();
   }
   stages.clear_unloaded_rows();
-  if constexpr (T::kSpanned) wait_on_dependent_grids();  // what finds the spans
+  if constexpr (!T::kPacked) wait_on_dependent_grids();
   if constexpr (T::kSharesScores) {
     cluster_sync();
   } else {
@@ -59,6 +60,14 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
   }
   // No CTA ends while the other of its cluster may still store to its shared memory.
   if constexpr (T::kSharesScores) cluster_sync();
+}
+
+// Ahead of the kernel above, where its CTAs claim tiles: none is claimed yet. A copy of zeros by the driver takes
+// longer, and the kernel behind would begin after it.
+template <typename Config>
+__global__ void attention_forward_sm90_clear_claimed(int* claimed) {
+  begin_call();
+  *claimed = 0;
 }
 
 // The results of all splits. It starts while the kernel above runs, and waits for it.

@@ -98,31 +98,32 @@ struct ChunksBackwardSm90Entry : ChunksBackward<Config, RetentionBackwardParams>
   static int ctas_of(ChunkArguments const& pass, Params const& p) {
     return p.batch * p.heads_q * pass.supers.divisor * T::kSlices;
   }
-  // `early`: it begins before the kernel of this call that is ahead of it has ended.
+  // `first`: no kernel of this call is ahead of it.
   template <typename T>
-  static int32_t launch_pass(bool early, ChunkArguments const& pass, Params const& p, Tensor const& x, Tensor const& y,
+  static int32_t launch_pass(bool first, ChunkArguments const& pass, Params const& p, Tensor const& x, Tensor const& y,
                              Tensor const& z, Tensor const& out, cudaStream_t stream) {
     ChunkBackwardArguments arguments;
     int32_t const status = describe<T>(arguments, pass, p, x, y, z, out);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const ctas = ctas_of<T>(pass, p);
-    return EarlyLaunch::start(early, chunks_backward_sm90<T>, ctas, T::kThreads, T::kSmemBytes, stream, arguments);
+    arguments.first = first;
+    return EarlyLaunch::start(true, chunks_backward_sm90<T>, ctas, T::kThreads, T::kSmemBytes, stream, arguments);
   }
-  static int32_t launch_dq(bool early, ChunkArguments const& pass, Params const& p, cudaStream_t stream) {
-    return launch_pass<Dq>(early, pass, p, p.dout, p.v, p.k, p.dq, stream);
+  static int32_t launch_dq(bool first, ChunkArguments const& pass, Params const& p, cudaStream_t stream) {
+    return launch_pass<Dq>(first, pass, p, p.dout, p.v, p.k, p.dq, stream);
   }
   static int32_t launch_dk(ChunkArguments pass, Params const& p, float* partial, cudaStream_t stream) {
     pass.partial = partial;
-    return launch_pass<Dk>(true, pass, p, p.v, p.dout, p.q, p.dk, stream);
+    return launch_pass<Dk>(false, pass, p, p.v, p.dout, p.q, p.dk, stream);
   }
   static int32_t launch_dv(ChunkArguments pass, Params const& p, float* partial, cudaStream_t stream) {
     pass.partial = partial;
-    return launch_pass<Dv>(true, pass, p, p.k, p.q, p.dout, p.dv, stream);
+    return launch_pass<Dv>(false, pass, p, p.k, p.q, p.dout, p.dv, stream);
   }
 
   // States of super-chunks into `states`; of X and the output, which such a pass has not, the tensors do not matter.
   template <typename T>
-  static int32_t launch_states(bool early, ChunkArguments pass, SuperChunks const& cut, float* states,
+  static int32_t launch_states(bool first_of_call, ChunkArguments pass, SuperChunks const& cut, float* states,
                                float const* first, float* last, Params const& p, cudaStream_t stream) {
     int const left_out = last != nullptr ? 0 : T::kReversed ? cut.pieces : cut.slots - (cut.supers - 1) * cut.pieces;
     pass.super_chunk = cut.super_chunk / cut.pieces;
@@ -131,15 +132,16 @@ struct ChunksBackwardSm90Entry : ChunksBackward<Config, RetentionBackwardParams>
     pass.last_slots = cut.slots;
     if (left_out < cut.slots) {
       pass.supers = Divider::by(cut.slots - left_out);
-      int32_t const status = T::kReversed ? launch_pass<T>(early, pass, p, p.k, p.q, p.dout, p.dv, stream)
-                                          : launch_pass<T>(early, pass, p, p.dout, p.v, p.k, p.dq, stream);
+      int32_t const status = T::kReversed ? launch_pass<T>(first_of_call, pass, p, p.k, p.q, p.dout, p.dv, stream)
+                                          : launch_pass<T>(first_of_call, pass, p, p.dout, p.v, p.k, p.dq, stream);
       if (status != ATTENTION_AUTOTUNER_OK) return status;
-      early = true;
+      first_of_call = false;
     }
     int const elements = p.dim_qk * p.dim_v;
     dim3 const grid(divide_up(elements, kScanThreads * kScanElements), p.batch * p.heads_q);
-    return EarlyLaunch::start(early, chunk_scan_sm90<T::kReversed>, grid, kScanThreads, 0, stream, states, first, last,
-                              p.log2_gamma, p.heads_q, cut.slots, left_out, elements, pass.super_chunk, p.seqlen);
+    return EarlyLaunch::start(!first_of_call, chunk_scan_sm90<T::kReversed>, grid, kScanThreads, 0, stream, states,
+                              first, last, p.log2_gamma, p.heads_q, cut.slots, left_out, elements, pass.super_chunk,
+                              p.seqlen);
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -162,11 +164,10 @@ struct ChunksBackwardSm90Entry : ChunksBackward<Config, RetentionBackwardParams>
     if (w.stores_states) {
       float* const last = between_slots ? p.dinitial_state : nullptr;
       steps
+          .then(
+              [&] { return launch_states<States>(true, common, w.cut, w.states, p.initial_state, nullptr, p, stream); })
           .then([&] {
-            return launch_states<States>(false, common, w.cut, w.states, p.initial_state, nullptr, p, stream);
-          })
-          .then([&] {
-            return launch_states<Gradients>(true, common, w.cut, w.gradients, p.dfinal_state, last, p, stream);
+            return launch_states<Gradients>(false, common, w.cut, w.gradients, p.dfinal_state, last, p, stream);
           });
     }
     if (between_slots) {
@@ -175,7 +176,7 @@ struct ChunksBackwardSm90Entry : ChunksBackward<Config, RetentionBackwardParams>
       forward.first_slots = reversed.first_slots = w.cut.slots;
       reversed_dv = reversed;
     }
-    steps.then([&] { return launch_dq(w.stores_states, forward, p, stream); })
+    steps.then([&] { return launch_dq(!w.stores_states, forward, p, stream); })
         .then([&] { return launch_dk(reversed, p, w.dk, stream); })
         .then([&] { return launch_dv(reversed_dv, p, w.dv, stream); });
     if (p.dlog2_gamma != nullptr) steps.then([&] { return launch_gamma(p, w, stream); });

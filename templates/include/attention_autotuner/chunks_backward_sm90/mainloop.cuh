@@ -366,7 +366,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     chunks_backward_sm90(ChunkBackwardArguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
-  launch_dependent_grids();
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.y.descriptor);
     prefetch_descriptor(arguments.z.descriptor);
@@ -376,6 +375,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     }
     ChunkBackwardStages<T>(arguments, smem, int(blockIdx.x)).init_barriers();
   }
+  if (arguments.first) wait_on_dependent_grids();
+  launch_dependent_grids();
   if (threadIdx.x < kWarpgroupThreads) ChunkBackwardStages<T>(arguments, smem, int(blockIdx.x)).store_token_factors();
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {

@@ -21,6 +21,7 @@ namespace attention_autotuner {
 struct ChunkBackwardArguments {
   TmaTensor x, y, z, out;
   ChunkArguments pass;
+  bool first;  // kernel of its call
 };
 
 // What all roles know: the chunks and the barriers.
@@ -173,7 +174,7 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
     int const stage = Ring::stage(index), row = this->row(index);
     int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
     int const x_head = T::kReversed ? kv_head : head, other_head = T::kReversed ? head : kv_head;
-    auto const& [x, y, z, out, pass] = arguments;
+    TmaTensor const &x = arguments.x, &y = arguments.y, &z = arguments.z;
     if constexpr (!T::kStatesOnly) {
       this->x_ring().producer_acquire(index);
       fill_stage<T::kChunk, T::kDepth>(this->x_tile(stage), x, this->x_ring().full(stage), row, 0, x_head, batch);
@@ -190,7 +191,7 @@ struct ChunkBackwardScores : ChunkBackwardStages<T> {
   __device__ __forceinline__ void load_pieces(int& loaded, int uses) const {
     int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
     int const x_head = T::kReversed ? kv_head : head, other_head = T::kReversed ? head : kv_head;
-    auto const& [x, y, z, out, pass] = arguments;
+    TmaTensor const &x = arguments.x, &y = arguments.y, &z = arguments.z;
     for (int const end = minimum(uses, count * T::kUses); loaded < end; ++loaded) {
       int const index = loaded / T::kUses, use = loaded % T::kUses, piece = use % T::kPieces, row = this->row(index);
       bool const is_y = use >= T::kUses - T::kPieces;

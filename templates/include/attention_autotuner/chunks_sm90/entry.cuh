@@ -35,9 +35,9 @@ struct ChunksSm90Entry {
       return prepare_kernel(chunks_sm90<T>, T::kThreads, T::kSmemBytes, device, &resident);
     });
     if constexpr (Config::kSuperChunk != 0) {
-      steps.then([&] { return prepare_kernel(chunks_sm90<States>, T::kThreads, T::kSmemBytes, device, &resident); })
-          .then([] { return EarlyLaunch::prepare(); });
+      steps.then([&] { return prepare_kernel(chunks_sm90<States>, T::kThreads, T::kSmemBytes, device, &resident); });
     }
+    steps.then([] { return EarlyLaunch::prepare(); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
   }
@@ -64,11 +64,11 @@ struct ChunksSm90Entry {
   }
 
   template <typename Pass>
-  static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, bool early, cudaStream_t stream) {
+  static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, cudaStream_t stream) {
     auto const& pass = arguments.pass;
     int64_t const ctas = int64_t(batch) * pass.heads.divisor * pass.supers.divisor * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    return EarlyLaunch::start(early, chunks_sm90<Pass>, int(ctas), Pass::kThreads, Pass::kSmemBytes, stream, arguments);
+    return EarlyLaunch::start(true, chunks_sm90<Pass>, int(ctas), Pass::kThreads, Pass::kSmemBytes, stream, arguments);
   }
 
   // What the pieces before the last super-chunk add to the state.
@@ -77,7 +77,7 @@ struct ChunksSm90Entry {
     ChunkArguments& pass = arguments.pass;
     pass.super_chunk = cut.super_chunk / cut.pieces;
     pass.supers = Divider::by((cut.supers - 1) * cut.pieces);
-    return launch_pass<States>(arguments, p.batch, false, stream);
+    return launch_pass<States>(arguments, p.batch, stream);
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -104,11 +104,10 @@ struct ChunksSm90Entry {
     pass.last_slots = places.cut.slots;
     arguments.pieces = places.pieces;
     Steps steps;
-    bool const divided = Config::kSuperChunk != 0 && places.cut.supers > 1;
     if constexpr (Config::kSuperChunk != 0) {
-      if (divided) steps.then([&] { return launch_states(arguments, places.cut, p, stream); });
+      if (places.cut.supers > 1) steps.then([&] { return launch_states(arguments, places.cut, p, stream); });
     }
-    return steps.then([&] { return launch_pass<T>(arguments, p.batch, divided, stream); }).status();
+    return steps.then([&] { return launch_pass<T>(arguments, p.batch, stream); }).status();
   }
 
   static attention_autotuner_kernel_info info() {

@@ -345,7 +345,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     chunks_sm90(ChunkSm90Arguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
-  if constexpr (T::kStatesOnly) launch_dependent_grids();
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.k.descriptor);
     prefetch_descriptor(arguments.v.descriptor);
@@ -354,6 +353,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
       prefetch_descriptor(arguments.o.descriptor);
     }
     ChunkSm90Stages<T>(arguments, smem, int(blockIdx.x)).init_barriers();
+  }
+  if constexpr (T::kStatesOnly) {
+    begin_call();
+  } else {
+    if (arguments.pass.supers.divisor == 1) wait_on_dependent_grids();  // else states are found first
   }
   if (threadIdx.x < kWarpgroupThreads) ChunkSm90Stages<T>(arguments, smem, int(blockIdx.x)).store_token_factors();
   __syncthreads();

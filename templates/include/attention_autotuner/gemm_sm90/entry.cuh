@@ -87,10 +87,11 @@ struct GemmSm90Entry {
     arguments.partial = list.splits > 1 ? static_cast<float*>(workspace) : nullptr;
     arguments.m = p.m;
     arguments.n = p.n;
-    cudaLaunchAttribute cluster = cluster_attribute(T::kCluster);
+    cudaLaunchAttribute attributes[2];
+    unsigned count = EarlyLaunch::attributes(attributes[0]);
+    if constexpr (T::kCluster > 1) attributes[count++] = cluster_attribute(T::kCluster);
     int const ctas = T::kCluster * minimum(list.items, resident / T::kCluster);
-    cudaLaunchConfig_t const config =
-        launch_config(ctas, T::kThreads, T::kSmemBytes, stream, &cluster, T::kCluster > 1 ? 1 : 0);
+    cudaLaunchConfig_t const config = launch_config(ctas, T::kThreads, T::kSmemBytes, stream, attributes, count);
     cudaError_t const error = cudaLaunchKernelEx(&config, gemm_sm90<Config>, arguments);
     if (error != cudaSuccess || list.splits == 1) return cuda_status(error);
     int64_t const sum_ctas = (int64_t(p.m) * p.n / kChunk + kGemmSumThreads - 1) / kGemmSumThreads;

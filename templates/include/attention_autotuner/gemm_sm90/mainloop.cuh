@@ -283,6 +283,7 @@ __global__ void __launch_bounds__(GemmSm90Traits<Config>::kThreads, 1)
     if (T::kStores) prefetch_descriptor(arguments.o.descriptor);
     stages.init_barriers();
   }
+  wait_on_dependent_grids();
   if constexpr (T::kCluster > 1) {
     cluster_sync();
   } else {

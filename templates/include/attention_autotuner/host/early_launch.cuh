@@ -1,5 +1,6 @@
 // Launches that may begin before the kernel ahead of them in the stream has ended (programmatic dependent launch). What
-// their kernels do about it: sm90/roles.cuh.
+// their kernels do about it: sm90/roles.cuh. The first kernel of a call, too: its launch, and what it does before it
+// waits, then cost nothing behind a kernel that is still running, of whatever library.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,13 +21,22 @@ class EarlyLaunch {
     possible_.store(driver >= 12030);
     return cuda_status(error);
   }
+  // Of a kernel that may have been compiled for GPUs without such launches: whether it waits.
+  template <typename Kernel>
+  static int32_t prepare(Kernel kernel, std::atomic<bool>& waits) {
+    cudaFuncAttributes attributes;
+    cudaError_t const error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error != cudaSuccess) return cuda_status(error);
+    waits.store(attributes.ptxVersion >= 90);
+    return prepare();
+  }
   // How many attributes a launch has: `attribute`, or none.
   static unsigned attributes(cudaLaunchAttribute& attribute) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     return possible_.load(std::memory_order_relaxed) ? 1 : 0;
   }
-  // `early`: the kernel ahead is one of the same call, and this one waits for it.
+  // `early`: the kernel waits for what is ahead, before it reads or writes memory that others do.
   template <typename... Parameters, typename... Arguments>
   static int32_t start(bool early, void (*kernel)(Parameters...), dim3 ctas, int threads, int smem_bytes,
                        cudaStream_t stream, Arguments const&... arguments) {

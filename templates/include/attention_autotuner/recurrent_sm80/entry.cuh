@@ -3,6 +3,7 @@
 
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/recurrent_sm80/mainloop.cuh"
@@ -13,12 +14,13 @@ template <typename Config>
 struct RecurrentEntry {
   using Params = RetentionForwardParams;
   using T = RecurrentTraits<Config>;
-  static inline std::atomic<bool> prepared[kMaxDevices];
+  static inline std::atomic<bool> prepared[kMaxDevices], early;
 
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
     int resident = 0;
-    int32_t const status = prepare_kernel(retention_recurrent<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    int32_t status = prepare_kernel(retention_recurrent<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    if (status == ATTENTION_AUTOTUNER_OK) status = EarlyLaunch::prepare(retention_recurrent<Config>, early);
     if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return status;
   }
@@ -36,9 +38,9 @@ struct RecurrentEntry {
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     int64_t const ctas = int64_t(p.batch) * p.heads_q * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    retention_recurrent<Config><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(p, Divider::by(p.heads_q),
-                                                                                   Divider::by(p.heads_q / p.heads_kv));
-    return cuda_status(cudaGetLastError());
+    return EarlyLaunch::start(early.load(std::memory_order_relaxed), retention_recurrent<Config>, int(ctas),
+                              T::kThreads, T::kSmemBytes, stream, p, Divider::by(p.heads_q),
+                              Divider::by(p.heads_q / p.heads_kv));
   }
 
   static attention_autotuner_kernel_info info() {

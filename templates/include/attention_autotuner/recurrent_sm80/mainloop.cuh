@@ -8,6 +8,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/dependent_launch.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tensors.cuh"
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(RecurrentTraits<Config>::kThreads, Config::kCt
   int const batch = heads.divide(sequence), head = sequence - batch * heads.divisor, kv_head = group.divide(head);
   int const column = slice * T::kColumns + column_in_slice;
   bool const in_columns = column < p.dim_v;
+  wait_on_dependent_grids();
   // gamma as two summands: near 1, an error of its rounding would grow with every token.
   float const log2_gamma = p.log2_gamma[head];
   bool const near_one = log2_gamma > -0.5f;

@@ -170,7 +170,7 @@ struct BackwardEntry : BackwardHost<Config> {
     if (preprocess_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if constexpr (kSpanned) {
       int2* const spans = const_cast<int2*>(arguments.params.row_spans);
-      status = cuda_status(launch_spans<Config, true>(with_window(p), spans, stream));
+      status = launch_spans<Config, true>(false, with_window(p), spans, stream);
       if (status != ATTENTION_AUTOTUNER_OK) return status;
     }
     backward_preprocess<Config>

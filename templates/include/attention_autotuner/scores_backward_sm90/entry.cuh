@@ -249,11 +249,12 @@ struct BackwardSm90Entry : BackwardHost<Config> {
     if (p.r_grad) {
       int const ctas = int(rows / common.lse_delta_rows) * divide_up(common.lse_delta_rows, kPreprocessRows);
       backward_preprocess<Config><<<ctas, kRowThreads, 0, stream>>>(common, 0);
+      status = cuda_status(cudaGetLastError());
     } else {
       int const ctas = divide_up(int(rows), kFactorThreads);
-      retnet_backward_factors<Config><<<ctas, kFactorThreads, 0, stream>>>(common, int(rows));
+      status =
+          EarlyLaunch::start(true, retnet_backward_factors<Config>, ctas, kFactorThreads, 0, stream, common, int(rows));
     }
-    status = cuda_status(cudaGetLastError());
     if (status == ATTENTION_AUTOTUNER_OK) {
       auto const launch_one = [&](auto kernel, auto traits) {
         return launch_pass<decltype(traits)>(kernel, common, ctas, stream);

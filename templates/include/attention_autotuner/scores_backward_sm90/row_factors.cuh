@@ -16,7 +16,7 @@ template <typename Config>
 __global__ void __launch_bounds__(kFactorThreads) retnet_backward_factors(
     BackwardArguments<attention_autotuner_retnet_backward_params> const __grid_constant__ arguments, int rows) {
   using Rows = LseDelta<Config::kScoreMod>;
-  launch_dependent_grids();
+  begin_call();
   auto const& p = arguments.params;
   int const place = int(blockIdx.x) * kFactorThreads + int(threadIdx.x);
   if (place >= rows) return;

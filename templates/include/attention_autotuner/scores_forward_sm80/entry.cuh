@@ -115,16 +115,15 @@ struct ForwardEntry {
     } else {
       list = whole;
     }
-    cudaError_t error = cudaSuccess;
     if constexpr (T::kSpanned) {
-      error = launch_spans<Config, false>(with_window(p), buffers.spans, stream);
-      if (error != cudaSuccess) return cuda_status(error);
+      int32_t const found = launch_spans<Config, false>(false, with_window(p), buffers.spans, stream);
+      if (found != ATTENTION_AUTOTUNER_OK) return found;
       scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(
           with_spans(with_window(p), buffers.spans), list, score_factor(p));
     } else {
       scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(with_window(p), list, score_factor(p));
     }
-    error = cudaGetLastError();
+    cudaError_t const error = cudaGetLastError();
     if (error != cudaSuccess || splits == 1) return cuda_status(error);
     if constexpr (T::kSplitKv) {
       return Splits::combine(scores_forward_sm80_combine<Config>, p, buffers.partial, stream);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/dependent_launch.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 
@@ -14,14 +15,6 @@ namespace attention_autotuner {
 
 inline constexpr int kWarpgroupThreads = 128;
 inline constexpr int kWarpgroupRows = 64;
-
-// Programmatic dependent launch, for kernels that start before the one ahead of them in the stream has ended. The next
-// may start once all CTAs have said so or ended; it need not wait, but where it does, all ahead of it is complete and
-// visible. CUTLASS compiles its own to nothing unless a macro asks for them.
-__device__ __forceinline__ void launch_dependent_grids() {
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-}
-__device__ __forceinline__ void wait_on_dependent_grids() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
 
 // Where a thread of a consumer warpgroup stands.
 __device__ __forceinline__ int consumer_index() { return int(threadIdx.x) / kWarpgroupThreads - 1; }

@@ -9,6 +9,7 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/sequences.cuh"
+#include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 
 namespace attention_autotuner {
@@ -84,12 +85,13 @@ template <typename Config, typename = void>
 inline constexpr bool kSequencesInTurn = false;
 
 // Lists the blocks, of which there are at most `most`, and clears a counter for the kernel that follows. A block's
-// place is how many come before it, so that nothing depends on who comes first. kEarly: the kernel behind may start at
-// once, where it waits for the list itself.
+// place is how many come before it, so that nothing depends on who comes first. kEarly: the kernel behind may start
+// beside it, where it waits for the list itself.
 template <typename Config, bool kByQueries, int kBlock, int kStep, bool kEarly, typename Params>
 __global__ void __launch_bounds__(kListThreads)
     list_blocks(Params const __grid_constant__ params, BlockList list, int most, int* cleared) {
   __shared__ uint64_t keys[kListThreads];
+  wait_on_dependent_grids();
   if constexpr (kEarly) launch_dependent_grids();
   ListedBlock mine;
   bool listed = true;
@@ -130,11 +132,10 @@ __global__ void __launch_bounds__(kListThreads)
 
 // The same on the host's side: `total` rows, of which it is queries or keys.
 template <typename Config, bool kByQueries, int kBlock, int kStep, bool kEarly = false, typename Params>
-inline cudaError_t launch_list(Params const& params, BlockList const& list, int* cleared, cudaStream_t stream) {
+inline int32_t launch_list(Params const& params, BlockList const& list, int* cleared, cudaStream_t stream) {
   int const most = count_blocks(kByQueries ? params.total_q : params.total_k, params.batch, kBlock);
-  list_blocks<Config, kByQueries, kBlock, kStep, kEarly, Params>
-      <<<divide_up(most, kListThreads), kListThreads, 0, stream>>>(params, list, most, cleared);
-  return cudaGetLastError();
+  return EarlyLaunch::start(true, list_blocks<Config, kByQueries, kBlock, kStep, kEarly, Params>,
+                            divide_up(most, kListThreads), kListThreads, 0, stream, params, list, most, cleared);
 }
 
 }  // namespace attention_autotuner
