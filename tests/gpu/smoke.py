@@ -69,6 +69,15 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         "test_a_graph_of_a_decay",
         "test_compiled_training_of_any_length",
     ),
+    "test_stream_order": (
+        "test_a_forward_call_waits_for_what_is_ahead",
+        "test_a_call_waits_for_another_stream",
+        "test_a_call_joins_two_branches_of_a_graph",
+        "test_documents_may_come_late",
+        "test_lengths_of_packed_sequences_may_come_late",
+        "test_a_product_waits_for_what_is_ahead",
+        "test_a_backward_call_waits_for_what_is_ahead",
+    ),
     "test_toy_kernel": ("test_results_match_the_reference",),
     "test_training_step": (
         "test_a_block_compiles_into_one_graph",
