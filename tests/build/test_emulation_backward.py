@@ -45,12 +45,6 @@ MUTANTS = {
 }
 GIVEN_BACK = "arrive(Sent::empty(stages, stage, T::kDqParts - 1));"
 OF_SENDER = {
-    "begins_before_what_is_ahead": (
-        SHARE,
-        "if constexpr (kPreprocessBegins<Config>) wait_on_dependent_grids();\n"
-        "  launch_dependent_grids();",
-        "launch_dependent_grids(); wait_on_dependent_grids();",
-    ),
     "stored_not_waited_for": (SENDER, "semaphore_wait(semaphores + tile, kStoredOnce);", ""),
     "head_counted_once_less": (
         SHARE,

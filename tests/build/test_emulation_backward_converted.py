@@ -24,6 +24,12 @@ STORED = replace(
 # Rows of dQ's MMAs are its columns.
 SWAPPED = next(variant for variant in VARIANTS if "c80" in variant.knobs.label)
 MISTAKES = {
+    "begins_before_what_is_ahead": (
+        "attention_backward_sm90/dq_share.cuh",
+        "if constexpr (kPreprocessBegins<Config>) wait_on_dependent_grids();\n"
+        "  launch_dependent_grids();",
+        "launch_dependent_grids(); wait_on_dependent_grids();",
+    ),
     "head_not_awaited": (
         CONVERT,
         "wait_complete(complete + list.counted.divide(head), blocks.count() * T::kHeadCounts);",

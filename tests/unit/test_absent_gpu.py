@@ -28,18 +28,13 @@ PROBLEMS = {
         Problem(causal=True),
         "--dim-qk 128 --causal",
     ),
-    "retnet backward": (
-        Problem(
-            op="retnet", direction="backward", mask="explicit", batch=8, seqlen_q=2048, seqlen_k=2048,
-        ),
-        "--op retnet --direction backward --mask explicit --batch 8 --seqlen 2048 --dim-qk 128",
+    "attention, without a mask": (
+        Problem(dtype="bf16", batch=16, seqlen_q=1024, seqlen_k=1024),
+        "--dtype bf16 --batch 16 --seqlen 1024 --dim-qk 128",
     ),
-    "retention": (
-        Problem(
-            op="retention", causal=True, batch=64, heads_q=8, heads_kv=8, seqlen_q=16, seqlen_k=16, dim_qk=256,
-            dim_v=512,
-        ),
-        "--op retention --causal --batch 64 --heads 8 --seqlen 16 --dim-qk 256 --dim-v 512",
+    "attention backward": (
+        Problem(direction="backward", deterministic=True, batch=16, seqlen_q=1024, seqlen_k=1024),
+        "--direction backward --deterministic --batch 16 --seqlen 1024 --dim-qk 128",
     ),
 }  # fmt: skip
 

@@ -16,8 +16,8 @@ __device__ __forceinline__ void wait_on_dependent_grids() {
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
 #endif
 }
-// By a call's first kernel, which starts before the kernel ahead in the stream has ended, whoever launched that. The
-// next one may read inputs of the call at once, and so must not start before this wait is over.
+// By a call's first kernel, which starts before the kernel ahead in the stream has ended, of whatever library. The next
+// one may read inputs of the call at once, and so must not start before this wait is over.
 __device__ __forceinline__ void begin_call() {
   wait_on_dependent_grids();
   launch_dependent_grids();

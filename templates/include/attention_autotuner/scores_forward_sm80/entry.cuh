@@ -116,8 +116,8 @@ struct ForwardEntry {
       list = whole;
     }
     if constexpr (T::kSpanned) {
-      int32_t const found = launch_spans<Config, false>(false, with_window(p), buffers.spans, stream);
-      if (found != ATTENTION_AUTOTUNER_OK) return found;
+      int32_t const searched = launch_spans<Config, false>(false, with_window(p), buffers.spans, stream);
+      if (searched != ATTENTION_AUTOTUNER_OK) return searched;
       scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(
           with_spans(with_window(p), buffers.spans), list, score_factor(p));
     } else {
