@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from attention_autotuner.arch import resolve
 from attention_autotuner.core.problem import Direction, Problem, bucket_seqlen, padded_dim
 from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProblemError
 
@@ -184,3 +185,17 @@ def test_other_defaults_go_by_buckets(fields: dict[str, Any]) -> None:
     problem = Problem(**({"seqlen_q": 577, "seqlen_k": 577} | fields))
     assert not problem.goes_by_tiles
     assert problem.rounded() == problem.bucketed()
+
+
+def test_a_token_by_itself_has_a_default_of_its_own() -> None:
+    token = Problem(op="retention", causal=True, seqlen_q=1, seqlen_k=1)
+    assert token.rounded() == token
+    assert resolve("H200").default(token.rounded()).knobs.form == "recurrent"
+    others = (
+        replace(token, seqlen_q=2, seqlen_k=2),
+        replace(token, direction="backward"),
+        replace(token, packed_rows=(8, 8), batch=8),
+        Problem(seqlen_q=1),
+    )
+    for other in others:
+        assert other.rounded() == other.bucketed()

@@ -77,6 +77,7 @@ class Semantics:
         batched: whether there are sequences and heads.
         takes_operands: whether factors may lie by rows or by columns.
         goes_by_tiles: whether defaults of its kernels go by the number of their tiles of rows.
+        goes_by_token: whether a forward of one token has a default of its own.
         small_step: the mask of the small training step by which the main job covers the operation beside another one's;
             None where it covers no such step.
     """
@@ -92,6 +93,7 @@ class Semantics:
     batched: bool = True
     takes_operands: bool = False
     goes_by_tiles: bool = False
+    goes_by_token: bool = False
     small_step: Mask | None = None
 
     def check(self, problem: Problem) -> None:

@@ -124,7 +124,7 @@ PLANS: tuple[tuple[tuple[int, int], tuple[Plan, ...]], ...] = (
 """By the padded head dims, of q and k and of v, up to which they hold."""
 LAUNCH_US = (3.2, 2.9)
 """Of every launch, so that choices among these plans do not go by it; without a causal mask, and with one."""
-CLAIMS_US = 2.5  # of a launch whose CTAs claim tiles: what counts claims is cleared before it
+CLAIMS_US = 1.5  # of a launch whose CTAs claim tiles: what counts claims is cleared before it
 CLAIMED_TAIL = (0.5, 1.0)
 """Tiles of the least steps that the end of claimed ones adds; without a causal mask, and with one."""
 

@@ -93,6 +93,7 @@ SEMANTICS = RetentionSemantics(
     op="retention",
     scores={"none": "decayed"},
     carries_state=True,
+    goes_by_token=True,
     modifications=(PACKED,),
     small_step="none",
 )
