@@ -29,6 +29,7 @@ struct AttentionForwardSm90Entry {
       std::conditional_t<kIsModified<Config>, typename AbiParams<ModifiedForwardParams<Config>>::Type,
                          AttentionForwardParams1003>>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
+  static constexpr bool kClears = kDynamic && !T::kPacked && !T::kSpanned;  // by a kernel that does nothing else
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
   static inline std::atomic<int> slots[kMaxDevices];
@@ -46,6 +47,14 @@ struct AttentionForwardSm90Entry {
     if constexpr (T::kSpanned) {
       auto const find = find_spans<Config, false, Params>;
       if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(find, kSpanThreads, 0, device, &resident);
+    }
+    if constexpr (kClears) {
+      auto const clear = softmax_forward::attention_forward_sm90_clear_claimed<Config>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(clear, 1, 0, device, &resident);
+    }
+    if constexpr (T::kSplitKv) {
+      auto const combine = softmax_forward::attention_forward_sm90_combine<Config>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(combine, kCombineThreads, 0, device, &resident);
     }
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status =
@@ -254,7 +263,7 @@ struct AttentionForwardSm90Entry {
       arguments.list.listed = buffers.listed;
       prepared =
           launch_list<Config, true, T::kBlockM, T::kBlockN>(with_window(p), buffers.listed, buffers.claimed, stream);
-    } else if constexpr (kDynamic && !T::kSpanned) {
+    } else if constexpr (kClears) {
       prepared = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_clear_claimed<Config>, 1, 1, 0,
                                     stream, buffers.claimed);
     }

@@ -27,6 +27,8 @@ struct GemmSm90Entry {
     if (error != cudaSuccess) return cuda_status(error);
     int32_t status = TmaDescriptors::prepare(device);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
+    status = prepare_kernel(gemm_sm90_sum<Config>, kGemmSumThreads, 0, device, &resident);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
     status = prepare_kernel(gemm_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
     if (status == ATTENTION_AUTOTUNER_OK) status = EarlyLaunch::prepare();
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
