@@ -31,6 +31,11 @@ MUTANTS = {
     ),
     "warps_not_waited_for": (COMBINE, "__syncthreads();", ""),
     "one_warp_alone": (COMBINE, "of[block][0] += values.x;", ""),
+    "begins_before_what_is_ahead": (
+        "attention_forward_sm90/kernel.cuh",
+        "if constexpr (!T::kPacked) wait_on_dependent_grids();",
+        "",
+    ),
     "rows_missed": (OUTPUT, "if (!row.exists) return;", "if (row.head != 0) return;"),
     "lse_misplaced": (
         OUTPUT,

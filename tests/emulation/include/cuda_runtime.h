@@ -12,7 +12,6 @@ cudaError_t cudaGetLastError();
 char const* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDriverGetVersion(int* version);
-cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream);
 cudaError_t emulation_occupancy(int* resident, int threads, size_t smem_bytes);
 cudaError_t emulation_entry_point(char const* name, void** entry_point, cudaDriverEntryPointQueryResult* result);
 

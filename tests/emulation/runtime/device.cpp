@@ -39,12 +39,6 @@ cudaError_t cudaDriverGetVersion(int* version) {
   *version = CUDA_VERSION;
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
-  emulation::submit_ahead();
-  emulation::finish();
-  std::memset(data, value, bytes);
-  return cudaSuccess;
-}
 cudaError_t emulation_occupancy(int* resident, int, size_t) {
   *resident = 1;
   return cudaSuccess;

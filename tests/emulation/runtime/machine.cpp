@@ -398,7 +398,7 @@ void put_ahead(std::vector<Range> const& read, std::vector<Range> const& written
   }
   for (Range const& range : written) ahead.written_contents.push_back(contents(range));
 }
-void run_ahead(Ahead const& held) {
+static void run_ahead(Ahead const& held) {
   let_next_begin();
   for (int i = 0; i < kAheadYields; ++i) yield();
   for (size_t i = 0; i < held.written.size(); ++i) {
@@ -410,7 +410,7 @@ void run_ahead(Ahead const& held) {
     std::memcpy(held.read[i].data, held.read_contents[i].data(), held.read[i].bytes);
   }
 }
-void submit_ahead() {
+static void submit_ahead() {
   if (ahead.read.empty()) return;
   auto const held = std::make_shared<Ahead>(std::move(ahead));
   ahead = {};

@@ -308,8 +308,6 @@ struct Range {
 // Of the next call: a launch of somebody else is ahead of it in the stream, which lets the next one begin at once. What
 // the call reads is there at the end of that launch, and what it writes must be untouched until then.
 void put_ahead(std::vector<Range> const& read, std::vector<Range> const& written);
-// That launch, if it has not been submitted.
-void submit_ahead();
 // Runs what was launched before, if this one is not early, and keeps this one until the next or finish(). After a fault
 // nothing runs until forget_fault().
 void submit(Launch launch);
