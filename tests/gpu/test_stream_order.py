@@ -119,6 +119,12 @@ def inputs(problem: Problem) -> list[torch.Tensor]:
     return [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
 
 
+def document_ids(problem: Problem) -> torch.Tensor:
+    """Documents of 300 rows."""
+    ids = torch.arange(problem.seqlen_k, device="cuda", dtype=torch.int32) // 300
+    return ids[None].expand(problem.batch, -1).contiguous()
+
+
 def function_of(problem: Problem) -> Function:
     """The public function, of q, k and v, and a tensor that has no gradient."""
     if problem.op == "retention":
@@ -130,8 +136,7 @@ def function_of(problem: Problem) -> Function:
         return lambda q, k, v: retnet_attn_func(q, k, v, mask, scale=problem.dim_qk**-0.5)
     options: dict[str, Any] = {"causal": problem.causal}
     if problem.modifications:
-        ids = torch.arange(problem.seqlen_k, device="cuda", dtype=torch.int32) // 300
-        options["document_ids"] = ids[None].expand(problem.batch, -1).contiguous()
+        options["document_ids"] = document_ids(problem)
     return partial(flash_attn_func, **options)
 
 
@@ -187,9 +192,7 @@ def test_a_call_joins_two_branches_of_a_graph(problem: Problem) -> None:
 
 def test_documents_may_come_late() -> None:
     q, k, v = inputs(DOCUMENTS)
-    ids = (torch.arange(DOCUMENTS.seqlen_k, device="cuda", dtype=torch.int32) // 300)[
-        None
-    ].contiguous()
+    ids = document_ids(DOCUMENTS)
     call = partial(flash_attn_func, q, k, v, causal=True, document_ids=ids)
     expected = call()
     assert torch.equal(behind(ids, call), expected)

@@ -334,18 +334,23 @@ class Problem:
         several = not self.packed and self.seqlen_q > FEW_QUERIES
         return self.semantics.goes_by_tiles and several
 
+    @property
+    def goes_by_token(self) -> bool:
+        """True for a token by itself, where an operation has a form for it."""
+        alone = not self.packed and self.seqlen_q == 1
+        return self.semantics.goes_by_token and self.direction == "forward" and alone
+
     def rounded(self) -> Problem:
         """The same problem with the lengths that its default is chosen for, which are in its bucket.
 
         Where defaults go by tiles they are multiples of 16, as one tile of rows more counts: on an H200 defaults of
-        buckets took 1.04 times as long forward. Elsewhere they are those of the bucket, but for a token by itself where
-        an operation has a form for it.
+        buckets took 1.04 times as long forward. Elsewhere they are those of the bucket, but for a token by itself.
         """
+        if self.goes_by_token:
+            return self
         bucketed = self.bucketed()
         if not self.goes_by_tiles:
-            by_token = self.semantics.goes_by_token and self.direction == "forward"
-            alone = by_token and not self.packed and self.seqlen_q == 1
-            return replace(bucketed, seqlen_q=1, seqlen_k=1) if alone else bucketed
+            return bucketed
         seqlen_q, seqlen_k = round_seqlen(self.seqlen_q), round_seqlen(self.seqlen_k)
         return replace(bucketed, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
 

@@ -31,7 +31,8 @@ SPLITS = (2, 4, 8)
 ROW_BLOCKS = (USUAL_ROW_BLOCKS, 2 * USUAL_ROW_BLOCKS)
 MAX_STAGES = 8
 LEAST_STEPS = 8  # of one split
-NARROW = ("ping_pong", 64, 64)
+FEW_ROWS = 64
+NARROW_COLUMNS = 64
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[GemmSm90Knobs | Rejection]:
@@ -42,8 +43,8 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[GemmSm90Knobs | Rejecti
 def default(problem: Problem, spec: ArchSpec) -> GemmSm90Knobs | None:
     """The first legal point without a cluster; for few rows, smaller tiles with splits that fill the GPU once.
 
-    64 rows take tiles so narrow that they need no splits, where that employs most SMs: the sums of splits are a second
-    kernel, and take 19 % of 64 x 8192 x 8192.
+    Few rows take tiles so narrow that they need no splits, where that employs most SMs: splits need a second kernel,
+    with which 64 x 8192 x 8192 takes 19 % longer.
     """
     space = [
         x
@@ -51,11 +52,13 @@ def default(problem: Problem, spec: ArchSpec) -> GemmSm90Knobs | None:
         if (x.cluster, x.output, x.row_blocks) == (1, "tma", USUAL_ROW_BLOCKS)
         and (x.splits == 1 or x.splits * _tiles(problem, x) <= spec.num_sms)
     ]
-    narrow = [x for x in space if (x.schedule, x.block_m, x.block_n, x.splits) == (*NARROW, 1)]
-    if problem.seqlen_q <= 64 and 0.75 <= _tiles(problem, narrow[0]) / spec.num_sms <= 1.0:
-        space = [*narrow, *space]
-    elif problem.seqlen_q <= 64 or 2 * _tiles(problem, space[0]) <= spec.num_sms:
-        tile = ("ping_pong", 64, 256) if problem.seqlen_q <= 64 else ("cooperative", 128, 128)
+    few = problem.seqlen_q <= FEW_ROWS
+    if few or 2 * _tiles(problem, space[0]) <= spec.num_sms:
+        employed = (
+            -(-problem.dim_v // NARROW_COLUMNS) / spec.num_sms
+        )  # by narrow tiles, without splits
+        columns = NARROW_COLUMNS if 0.75 <= employed <= 1.0 else 256
+        tile = ("ping_pong", FEW_ROWS, columns) if few else ("cooperative", 128, 128)
         smaller = [x for x in space if (x.schedule, x.block_m, x.block_n) == tile]
         space = [*reversed(smaller), *space]
     return first_legal(problem, spec, space, passes_of)

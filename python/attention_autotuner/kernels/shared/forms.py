@@ -21,4 +21,4 @@ def default_form(problem: Problem) -> Form:
     """The form of a problem that nobody tuned: its own, else chunkwise, or recurrent for one token."""
     if problem.form != "auto":
         return problem.form
-    return "recurrent" if problem.seqlen_q <= 1 and not problem.packed else "chunkwise"
+    return "recurrent" if problem.goes_by_token else "chunkwise"

@@ -185,11 +185,13 @@ __device__ __forceinline__ void count_head(BackwardPassSm90Stages<T> const& stag
   }
 }
 
+// Whether blocks are listed beside the preprocess: the only pass waits for both.
+template <typename Config>
+inline constexpr bool kListsAhead =
+    ScoreModsOf<Config>::kPacked && Config::kDecomposition == Decomposition::kFused && Config::kEarlyLaunches;
 // Whether the preprocess is the first kernel of a call, and not beside one that lists blocks or finds spans.
 template <typename Config>
-inline constexpr bool kPreprocessBegins =
-    !ScoreModsOf<Config>::kSpanned &&
-    !(ScoreModsOf<Config>::kPacked && Config::kDecomposition == Decomposition::kFused);
+inline constexpr bool kPreprocessBegins = !ScoreModsOf<Config>::kSpanned && !kListsAhead<Config>;
 
 // The preprocess, where the pass begins before its end. What may run beside it has ended when this one has.
 template <typename Config>

@@ -77,7 +77,7 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
   static constexpr bool kMasked = Config::kScoreMod == ScoreMod::kMasked;
   static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
   // Beside the preprocess: the only pass waits for both.
-  static constexpr bool kListedAhead = kPacked && kFused && Config::kEarlyLaunches;
+  static constexpr bool kListedAhead = softmax_backward::kListsAhead<Config>;
   // Blocks of keys of a head: with 8 a call of an H200 gains 0 to 3 % where they begin apart, with 4 it loses 4 to 5.
   static constexpr int kFewestApart = 8;
   static constexpr int64_t kMostTiles = INT32_MAX - 65536;      // indices of claims beyond the last stay within 32 bits

@@ -12,7 +12,6 @@
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/host/launch_config.cuh"
 #include "attention_autotuner/host/split_kv.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
@@ -186,16 +185,6 @@ struct AttentionForwardSm90Entry {
             claimed};
   }
 
-  // The slices of a tile of rows as a cluster.
-  static int32_t launch_clusters(softmax_forward::ArgumentsOf<T> const& arguments, int ctas, cudaStream_t stream) {
-    cudaLaunchAttribute attributes[2];
-    unsigned count = EarlyLaunch::attributes(attributes[0]);
-    attributes[count++] = cluster_attribute(T::kVSlices);
-    cudaLaunchConfig_t const config =
-        launch_config(ctas / T::kVSlices * T::kVSlices, T::kThreads, T::kSmemBytes, stream, attributes, count);
-    return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90<Config>, arguments));
-  }
-
   // What is made of scores, and the results of rows beside O.
   using Arguments = softmax_forward::ArgumentsOf<T>;
   template <typename AttentionParams>
@@ -274,9 +263,10 @@ struct AttentionForwardSm90Entry {
     }
     if (prepared != ATTENTION_AUTOTUNER_OK) return prepared;
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
-    if constexpr (T::kSharesScores) return launch_clusters(arguments, ctas, stream);
-    int32_t const started = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90<Config>, ctas, T::kThreads,
-                                               T::kSmemBytes, stream, arguments);
+    constexpr int kCluster = T::kSharesScores ? T::kVSlices : 1;  // the slices of a tile of rows
+    int32_t const started =
+        EarlyLaunch::start_clusters(true, kCluster, softmax_forward::attention_forward_sm90<Config>,
+                                    ctas / kCluster * kCluster, T::kThreads, T::kSmemBytes, stream, arguments);
     if (started != ATTENTION_AUTOTUNER_OK || Splits::count(p) == 1) return started;
     if constexpr (T::kSplitKv) {
       return EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_combine<Config>, Splits::combine_ctas(p),

@@ -7,7 +7,6 @@
 #include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/host/launch_config.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 
 namespace attention_autotuner {
@@ -89,13 +88,10 @@ struct GemmSm90Entry {
     arguments.partial = list.splits > 1 ? static_cast<float*>(workspace) : nullptr;
     arguments.m = p.m;
     arguments.n = p.n;
-    cudaLaunchAttribute attributes[2];
-    unsigned count = EarlyLaunch::attributes(attributes[0]);
-    if constexpr (T::kCluster > 1) attributes[count++] = cluster_attribute(T::kCluster);
     int const ctas = T::kCluster * minimum(list.items, resident / T::kCluster);
-    cudaLaunchConfig_t const config = launch_config(ctas, T::kThreads, T::kSmemBytes, stream, attributes, count);
-    cudaError_t const error = cudaLaunchKernelEx(&config, gemm_sm90<Config>, arguments);
-    if (error != cudaSuccess || list.splits == 1) return cuda_status(error);
+    int32_t const started = EarlyLaunch::start_clusters(true, T::kCluster, gemm_sm90<Config>, ctas, T::kThreads,
+                                                        T::kSmemBytes, stream, arguments);
+    if (started != ATTENTION_AUTOTUNER_OK || list.splits == 1) return started;
     int64_t const sum_ctas = (int64_t(p.m) * p.n / kChunk + kGemmSumThreads - 1) / kGemmSumThreads;
     return EarlyLaunch::start(true, gemm_sm90_sum<Config>, int(sum_ctas), kGemmSumThreads, 0, stream, arguments);
   }

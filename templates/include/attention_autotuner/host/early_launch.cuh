@@ -1,6 +1,6 @@
 // Launches that may begin before the kernel ahead of them in the stream has ended (programmatic dependent launch). What
-// their kernels do about it: sm90/roles.cuh. The first kernel of a call, too: its launch, and what it does before it
-// waits, then cost nothing behind a kernel that is still running, of whatever library.
+// their kernels do about it: common/dependent_launch.cuh. The first kernel of a call, too: its launch, and what it does
+// before it waits, then cost nothing behind a kernel that is still running, of whatever library.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,19 +30,24 @@ class EarlyLaunch {
     waits.store(attributes.ptxVersion >= 90);
     return prepare();
   }
-  // How many attributes a launch has: `attribute`, or none.
-  static unsigned attributes(cudaLaunchAttribute& attribute) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    return possible_.load(std::memory_order_relaxed) ? 1 : 0;
-  }
   // `early`: the kernel waits for what is ahead, before it reads or writes memory that others do.
   template <typename... Parameters, typename... Arguments>
   static int32_t start(bool early, void (*kernel)(Parameters...), dim3 ctas, int threads, int smem_bytes,
                        cudaStream_t stream, Arguments const&... arguments) {
-    cudaLaunchAttribute attribute;
-    unsigned const count = early ? attributes(attribute) : 0;
-    cudaLaunchConfig_t const config = launch_config(ctas, threads, smem_bytes, stream, &attribute, count);
+    return start_clusters(early, 1, kernel, ctas, threads, smem_bytes, stream, arguments...);
+  }
+  // The same, where so many CTAs are a cluster.
+  template <typename... Parameters, typename... Arguments>
+  static int32_t start_clusters(bool early, int cluster, void (*kernel)(Parameters...), dim3 ctas, int threads,
+                                int smem_bytes, cudaStream_t stream, Arguments const&... arguments) {
+    cudaLaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (early && possible_.load(std::memory_order_relaxed)) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) attributes[count++] = cluster_attribute(cluster);
+    cudaLaunchConfig_t const config = launch_config(ctas, threads, smem_bytes, stream, attributes, count);
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments...));
   }
 

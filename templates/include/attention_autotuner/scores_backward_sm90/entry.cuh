@@ -15,7 +15,6 @@
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
-#include "attention_autotuner/host/launch_config.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm90/kernel.cuh"
@@ -179,15 +178,10 @@ struct BackwardSm90Entry : BackwardHost<Config> {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
                         Divider::by(heads), Divider::by(batches),      Divider::by(p.heads_q / p.heads_kv)};
-    int grid = minimum(int(tiles), minimum(ctas, kMostCtas));
-    cudaLaunchAttribute attributes[2];
-    unsigned count = EarlyLaunch::attributes(attributes[0]);
-    if constexpr (T::kSharesScores) {  // the slices of a tile of rows are a cluster
-      attributes[count++] = cluster_attribute(T::kSlices);
-      grid -= grid % T::kSlices;
-    }
-    cudaLaunchConfig_t const config = launch_config(grid, T::kThreads, T::kSmemBytes, stream, attributes, count);
-    return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
+    int const grid = minimum(int(tiles), minimum(ctas, kMostCtas));
+    constexpr int kCluster = T::kSharesScores ? T::kSlices : 1;  // the slices of a tile of rows
+    return EarlyLaunch::start_clusters(true, kCluster, kernel, grid - grid % kCluster, T::kThreads, T::kSmemBytes,
+                                       stream, arguments, list);
   }
   template <typename T>
   static int32_t launch_pass(void (*kernel)(PassSm90Arguments, TileList), Common const& common, int ctas,
