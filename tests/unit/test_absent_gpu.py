@@ -28,9 +28,11 @@ PROBLEMS = {
         Problem(causal=True),
         "--dim-qk 128 --causal",
     ),
-    "attention, without a mask": (
-        Problem(dtype="bf16", batch=16, seqlen_q=1024, seqlen_k=1024),
-        "--dtype bf16 --batch 16 --seqlen 1024 --dim-qk 128",
+    "retnet backward": (
+        Problem(
+            op="retnet", direction="backward", mask="explicit", batch=8, seqlen_q=2048, seqlen_k=2048,
+        ),
+        "--op retnet --direction backward --mask explicit --batch 8 --seqlen 2048 --dim-qk 128",
     ),
     "attention backward": (
         Problem(direction="backward", deterministic=True, batch=16, seqlen_q=1024, seqlen_k=1024),

@@ -117,13 +117,12 @@ def test_the_figures_above_are_those_of_the_results() -> None:
     for suite in ("attention_backward", "head_dims"):
         assert result(suite)["summary"]["flash_attn_4 backward"]["slower"] == 0
         assert result(suite)["summary"]["flash_attn_4_deterministic backward"]["slower"] == 0
-    assert result("decode")["summary"]["sdpa_cudnn forward"]["slower"] == 0
-    decoding = least("decode", "flash_attn_4 forward")[0]
+    decoding, of_cudnn = (least("decode", f"{name} forward")[0] for name in baselines[1::-1])
+    assert f"{100 / decoding - 100:.0f}" == f"{100 / of_cudnn - 100:.0f}"
     compiled, cublas = least("retnet", "compiled backward")[0], least("gemm", "cublas forward")[0]
-    small, case = least("small_batches", "flash_attn_4 step")
-    assert case.startswith("bert_large_2x512")
-    assert result("small_batches")["summary"]["flash_attn_4 step"]["slower"] == 1
-    ratios = (decoding, small, compiled, cublas)
+    for suite in ("small_batches", "short"):
+        assert least(suite, "flash_attn_4 step")[0] > 1
+    ratios = (decoding, compiled, cublas)
     behind = [f"{100 / ratio - 100:.0f}" for ratio in ratios]
     assert result("retnet")["summary"]["compiled backward"]["slower"] == 1
     products = result("gemm")["summary"]["cublas forward"]["slower"]
@@ -133,9 +132,9 @@ def test_the_figures_above_are_those_of_the_results() -> None:
         f"backward {backward[0]:.2f}x cuDNN, {backward[1]:.2f}x flash-attn 4 and "
         f"{backward[2]:.2f}x FlashAttention-2;",
         f"retention {retention:.2f}x fla.",
-        f"flash-attn 4 is up to {behind[0]} % ahead in decoding and {behind[1]} % in a training step of two short "
-        f"sequences, `torch.compile` {behind[2]} % in the backward pass of one of 5 RetNet masks, "
-        f"cuBLAS up to {behind[3]} % in {products} of 8 matrix products:",
+        f"flash-attn 4 and cuDNN are up to {behind[0]} % ahead in decoding, "
+        f"`torch.compile` {behind[1]} % in the backward pass of one of 5 RetNet masks, "
+        f"cuBLAS up to {behind[2]} % in {products} of 8 matrix products:",
     ):
         assert sentence in text_of(ENGLISH)
     expected = [f"{figure:.2f}" for figure in (*forward, *backward, retention)]

@@ -39,6 +39,7 @@ def test_the_schemas_of_kernels_are_those_of_the_picks_that_are_shipped() -> Non
     assert answer >= {
         ("attention_forward_sm90", knob_schema("attention_forward_sm90")),
         ("attention_backward_sm90", knob_schema("attention_backward_sm90")),
+        ("scores_backward_sm90", knob_schema("scores_backward_sm90")),
     }
     assert knob_schema("scores_forward_sm80") == "0f1763f73559a52e"
     assert knob_schema("attention_forward_sm90") == "5d00798018f453a6"
