@@ -15,6 +15,11 @@ TEST_ARGUMENTS ?=
 # the longest would begin when all else is done.
 TEST_PROCESSES ?= $(if $(wildcard /dev/nvidia0),0,2)
 
+# Packages are installed without bytecode. Where none may be written either, every process that the tests start would
+# compile torch once more.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
+
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 cpp_sources = $(shell find templates/include templates/peaks benchmarks client examples tests/build tests/toy_family -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
