@@ -26,7 +26,9 @@ from benchmarks.default_races import (
     regrets,
 )
 
-RACES = Path("benchmarks/results/nvidia-h200/forward_plans.json.xz")
+RESULTS = Path("benchmarks/results/nvidia-h200")
+RACES = RESULTS / "forward_plans.json.xz"
+WIDE_HEADS = RESULTS / "forward_plans_wide_heads.json.xz"
 POLICY = resolve("H200")
 EACH = 3  # of so many races one is looked at
 
@@ -48,6 +50,30 @@ def test_defaults_are_near_the_fastest_kernel_of_every_race(races: tuple[Race, .
     # By the lengths of buckets they would not be.
     by_buckets = ratios(races, lambda problem: POLICY.default(problem.bucketed()).knobs.label)
     assert geometric_mean(by_buckets) > 1.025
+
+
+def test_head_dims_between_128_and_256_have_plans_of_their_own(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raced = read_races(repository / WIDE_HEADS)
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    said = re.search(
+        rf"{WIDE_HEADS.name}`, (\d+) shapes.*? (1\.\d+) times .*? (1\.\d+) at worst.*? "
+        r"(1\.\d+) now, (1\.\d+) at worst",
+        log.replace("\n", " "),
+    )
+    assert said is not None
+
+    def chosen() -> list[float]:
+        of_default = [ratio for _, ratio in regrets(raced, default_of(POLICY))]
+        assert len(of_default) == len(raced) == int(said[1])
+        return [geometric_mean(of_default), max(of_default)]
+
+    now = chosen()
+    others = [row for row in plans.PLANS if row[0] not in ((144, 144), (160, 160), (192, 192))]
+    monkeypatch.setattr(plans, "PLANS", tuple(others))
+    figures = [float(said[group]) for group in range(2, 6)]
+    assert [*chosen(), *now] == pytest.approx(figures, abs=6e-3)
 
 
 def test_the_log_says_what_the_races_say(races: tuple[Race, ...], repository: Path) -> None:

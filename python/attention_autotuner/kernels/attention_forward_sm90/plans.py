@@ -39,13 +39,15 @@ class Plan:
     costs: tuple[Costs, Costs]
 
 
-def _plan(warpgroups: int, mainloop: Mainloop, block_n: int, *costs: Costs) -> Plan:
+def _plan(
+    warpgroups: int, mainloop: Mainloop, block_n: int, *costs: Costs, free: bool = False
+) -> Plan:
     plain, causal = costs
     return Plan(
         warpgroups=warpgroups,
         mainloop=mainloop,
         block_n=block_n,
-        ping_pong=mainloop == "scores_first",
+        ping_pong=mainloop == "scores_first" and not free,
         costs=(plain, causal),
     )
 
@@ -104,6 +106,29 @@ PLANS: tuple[tuple[tuple[int, int], tuple[Plan, ...]], ...] = (
             _plan(1, "overlap", 64, (1.33, 0.686), (1.63, 0.673)),
             _plan(2, "overlap", 64, (2.19, 0.852), (2.06, 0.860)),
             _plan(3, "scores_first", 64, (2.57, 1.193), (2.09, 1.132)),
+        ),
+    ),
+    (
+        (144, 144),
+        (
+            _plan(1, "overlap", 64, (1.05, 0.661), (1.54, 0.601)),
+            _plan(2, "overlap", 64, (2.26, 0.807), (2.33, 0.737)),
+            _plan(3, "scores_first", 64, (3.41, 1.116), (2.87, 1.011), free=True),
+        ),
+    ),
+    (
+        (160, 160),
+        (
+            _plan(1, "overlap", 64, (1.08, 0.665), (1.64, 0.615)),
+            _plan(2, "overlap", 64, (2.33, 0.843), (2.42, 0.788)),
+            _plan(3, "scores_first", 64, (3.15, 1.244), (2.56, 1.134), free=True),
+        ),
+    ),
+    (
+        (192, 192),
+        (
+            _plan(1, "overlap", 64, (1.54, 0.654), (2.07, 0.623)),
+            _plan(2, "overlap", 64, (2.82, 0.932), (2.77, 0.906)),
         ),
     ),
     (
