@@ -45,21 +45,15 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(
         assert not fetched.findall(path.read_text(encoding="utf-8")), path.name
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("[gone](gone.md)", "gone.md"),
-        ("[settings](settings.md#no-such-part)", "no-such-part"),
-    ],
-)
-def test_a_link_that_leads_nowhere_fails_it(
-    repository: Path, tmp_path: Path, text: str, complaint: str
-) -> None:
+def test_links_that_lead_nowhere_fail_it(repository: Path, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "conf.py").write_bytes((repository / "docs" / "conf.py").read_bytes())
     (docs / "settings.md").write_text("---\norphan: true\n---\n# Settings\n", encoding="utf-8")
-    (docs / "index.md").write_text(f"# A page\n\n{text}\n", encoding="utf-8")
+    links = "[gone](gone.md)\n\n[settings](settings.md#no-such-part)\n"
+    (docs / "index.md").write_text(f"# A page\n\n{links}", encoding="utf-8")
     done = build(docs, tmp_path)
     assert done.returncode != 0
-    assert complaint in done.stderr
+    complaints = done.stderr.splitlines()
+    for target in ("gone.md", "no-such-part"):
+        assert any(target in line and "WARNING" in line for line in complaints), target

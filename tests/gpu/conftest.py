@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from attention_autotuner import settings
 from attention_autotuner.arch import detect
+from tests.conftest import why_no_gpu
 from tests.gpu import smoke
 from tests.numerics.kernel_pool import KernelPool, needed
 
 KERNEL_POOL = pytest.StashKey[KernelPool]()
+
+
+class WithoutGpu(pytest.Item):
+    """All tests of a module, on a machine that has no GPU for them: skipped by its mark."""
+
+    def runtest(self) -> None:
+        raise AssertionError(f"{self.path} needs a GPU")
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, 0, self.name
+
+
+class ModuleWithoutGpu(pytest.Module):
+    """A module that is not imported, as none of its tests can run."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        module: WithoutGpu = WithoutGpu.from_parent(self, name="all")
+        module.add_marker(pytest.mark.skip(reason=f"needs a GPU: {why_no_gpu()}"))
+        yield module
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> ModuleWithoutGpu | None:
+    """Skip whole modules without a GPU, unless tests are listed or chosen: collecting thousands takes a while."""
+    options = parent.config.option
+    chosen = any("::" in argument for argument in parent.config.args)
+    if chosen or options.collectonly or options.markexpr or options.keyword or not why_no_gpu():
+        return None
+    module: ModuleWithoutGpu = ModuleWithoutGpu.from_parent(parent, path=module_path)
+    return module
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
