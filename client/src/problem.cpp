@@ -177,11 +177,10 @@ bool Problem::goes_by_tiles() const {
 }
 
 Problem Problem::rounded() const {
-  Problem rounded = *this;
-  bool const by_token = op == Op::kRetention && direction == Direction::kForward;
-  if (by_token && seqlen_q == 1) return rounded;
+  if (op == Op::kRetention && direction == Direction::kForward && seqlen_q == 1) return *this;
   if (!goes_by_tiles()) return bucketed();
   constexpr int64_t kLengthStep = 16;
+  Problem rounded = *this;
   for (int64_t* length : {&rounded.seqlen_q, &rounded.seqlen_k}) {
     *length = (*length + kLengthStep - 1) / kLengthStep * kLengthStep;
   }

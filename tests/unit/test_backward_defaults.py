@@ -170,6 +170,8 @@ def test_the_log_says_what_small_batches_are(repository: Path) -> None:
     image = sorted(ratio for (case, _), ratio in ratios.items() if case.startswith("sdxl"))
     assert f"{image[0]:.2f} to {image[-1]:.2f} for an image" in log
     assert f"{ratios['bert_large_2x512', 'flash_attn_4']:.2f} of flash-attn 4 with two" in log
+    step = next(row for row in rows if row["key"].startswith("bert_large_2x512 step"))
+    assert f"a step of these has {step['ratios']['flash_attn_4 step']['ratio']:.2f}." in log
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,8 @@ def default(problem: Problem, spec: ArchSpec) -> GemmSm90Knobs | None:
     ]
     few = problem.seqlen_q <= FEW_ROWS
     if few or 2 * _tiles(problem, space[0]) <= spec.num_sms:
-        employed = (
-            -(-problem.dim_v // NARROW_COLUMNS) / spec.num_sms
-        )  # by narrow tiles, without splits
-        columns = NARROW_COLUMNS if 0.75 <= employed <= 1.0 else 256
+        narrow = -(-problem.dim_v // NARROW_COLUMNS)  # tiles, of few rows and without splits
+        columns = NARROW_COLUMNS if 0.75 <= narrow / spec.num_sms <= 1.0 else 256
         tile = ("ping_pong", FEW_ROWS, columns) if few else ("cooperative", 128, 128)
         smaller = [x for x in space if (x.schedule, x.block_m, x.block_n) == tile]
         space = [*reversed(smaller), *space]
