@@ -1,9 +1,15 @@
-"""The flash-attn packages, each where it is installed: functions of ``[batch, seqlen, heads, dim]``."""
+"""The flash-attn packages, each where it is installed: functions of ``[batch, seqlen, heads, dim]``.
+
+flash-attn 4 compiles a kernel on the first call of every kind of problem, one after the other: of a suite of head dims
+that takes longer than its comparison. It keeps kernels on disk if asked to, so several processes compile first.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +22,12 @@ from attention_autotuner.core.problem import Problem
 from ..calls import Function, options_of, others_of, rows_of_heads
 from ..contenders import DETERMINISTIC
 from .base import Baseline, Limits, Mode, top_left, two_head_dims
+from .compile_ahead import in_processes, run_ahead
 
 HOPPER = (9, 0)
+KEEPS_KERNELS = (
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # flash-attn 4 reads it when it is imported
+)
 
 
 class FlashAttention2(Baseline):
@@ -85,6 +95,16 @@ class FlashAttention4(FlashAttention2):
     modifications = frozenset({"window", "softcap", "sinks", "packed"})
     limits = (top_left,)
 
+    def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
+        """Compile in other processes, one for each kind of problem; this one then reads their kernels."""
+        os.environ.setdefault(KEEPS_KERNELS, "1")
+        work: list[tuple[FlashAttention4, Problem, Mode]] = [
+            (self, problem, mode)
+            for problem in one_of_each_kind(problems)
+            for mode in self.modes([problem.direction])
+        ]
+        in_processes(run_ahead, work, processes)
+
 
 class FlashAttention4Deterministic(FlashAttention4):
     """flash-attn 4's deterministic backward pass, where our deterministic mode is raced, which it is compared with."""
@@ -101,6 +121,17 @@ class FlashAttention4Deterministic(FlashAttention4):
     def ours(self, problem: Problem, mode: Mode) -> str:
         """See :meth:`Baseline.ours`."""
         return DETERMINISTIC
+
+
+def one_of_each_kind(problems: Sequence[Problem]) -> list[Problem]:
+    """The first of those that differ in nothing but the number of batch entries and of heads."""
+
+    def kind(problem: Problem) -> Problem:
+        if problem.packed:
+            return problem
+        return replace(problem, batch=1, heads_q=problem.heads_q // problem.heads_kv, heads_kv=1)
+
+    return list({kind(problem): problem for problem in reversed(problems)}.values())[::-1]
 
 
 FROM_SITE = (FlashAttention4.name, FlashAttention4Deterministic.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,10 +20,15 @@ from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.reference import attention
 from attention_autotuner.serving import dispatch
 from benchmarks import calls, results
-from benchmarks.baselines import BASELINES
-from benchmarks.baselines.compile_ahead import blank_inputs
+from benchmarks.baselines import BASELINES, flash_attn
+from benchmarks.baselines.compile_ahead import blank_inputs, run_ahead
 from benchmarks.baselines.compiled import block_mask, score_mod
-from benchmarks.baselines.flash_attn import FlashAttention2, FlashAttention4
+from benchmarks.baselines.flash_attn import (
+    KEEPS_KERNELS,
+    FlashAttention2,
+    FlashAttention4,
+    FlashAttention4Deterministic,
+)
 from benchmarks.baselines.sdpa import make_sdpa
 from benchmarks.calls import BackwardCall, StepCall, inputs_of, others_of, ours
 from benchmarks.comparison import TILE, share_of_tiles
@@ -133,6 +139,27 @@ def test_flash_attn_takes_its_own_keywords(monkeypatch: pytest.MonkeyPatch) -> N
     for name, reason in (("flash_attn_2", "sinks"), ("sdpa_flash", "softcap"), ("plain", "packed")):
         asked = replace(PACKED, modifications=("softcap", "sinks"))
         assert reason in BASELINES[name].available(asked)
+
+
+def test_flash_attn_4_compiles_each_kind_of_problem_ahead_and_keeps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(KEEPS_KERNELS, raising=False)
+    ahead: list[tuple[Any, ...]] = []
+
+    def run_all(function: Any, work: list[tuple[Any, ...]], processes: int) -> None:
+        assert (function, processes, os.environ[KEEPS_KERNELS]) == (run_ahead, 16, "1")
+        ahead.extend(arguments[1:] for arguments in work)
+
+    monkeypatch.setattr(flash_attn, "in_processes", run_all)
+    first = Problem(batch=4, heads_q=8, heads_kv=2, causal=True)
+    same = replace(first, batch=2, heads_q=16, heads_kv=4)
+    backward = replace(same, direction="backward")
+    FlashAttention4().get_ready([first, same, backward, PACKED], 16)
+    assert ahead == [(first, "forward"), (backward, "backward"), (PACKED, "forward")]
+    ahead.clear()
+    FlashAttention4Deterministic().get_ready([first, backward], 16)
+    assert ahead == [(backward, "backward")]
 
 
 # --- FlexAttention --------------------------------------------------------------------------------
