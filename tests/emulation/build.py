@@ -27,8 +27,12 @@ _FLAGS = (
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-march=native", "-fno-strict-aliasing"),
     *("-U_FORTIFY_SOURCE", "-w"),
 )
-# Little optimised: on the small problems of tests, more takes longer to compile than it saves.
-_KERNEL_FLAGS = ("-O1", "-fsanitize=bounds", "-fno-sanitize-recover=bounds")
+# Little optimised: on the small problems of tests, more takes longer to compile than it saves. Without collecting the
+# compiler's garbage, 140 MB, it takes a third less time than -O1.
+_KERNEL_FLAGS = (
+    *("-Og", "--param", "ggc-min-expand=1000", "--param", "ggc-min-heapsize=1000000"),
+    *("-fsanitize=bounds", "-fno-sanitize-recover=bounds"),
+)
 
 
 def build(candidate: Candidate, folder: Path, mutants: Mutants | None = None) -> LoadedKernel:
