@@ -99,3 +99,18 @@ def test_mistakes_are_caught(
     outcome = check(emulated, [SQUARE], [(policy, 1)], mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
     assert message in outcome.reason, outcome.reason
+
+
+def test_kept_columns_are_right(tmp_path: Path) -> None:
+    # As by default at 128 columns: signs are found before the mask is read.
+    deep = replace(SM90_PASS, block_columns=128, num_stages=2, slice_stages=2, kept_depth=64)
+    passes = {"dq": deep, "dk": deep, "dv": deep, "gathered_stores": True}
+    lost = {"signs_lost": (SCORES, "s[i] = with_sign(s[i], 1.0f);", "")}
+    kernel = build(masked_backward(passes), tmp_path, lost)
+    way = RetNetBackward(any_values=True, r_grad=True, note=", through r")
+    causal = replace(MASKED_BACKWARD, seqlen_k=300, causal=True)
+    outcome = check(kernel, [MASKED_BACKWARD, causal], RUNS[::2], ways=(way,))
+    assert outcome.ok, outcome.reason
+    outcome = check(kernel, [MASKED_BACKWARD], RUNS[:1], ways=(way,), mutant="signs_lost")
+    assert isinstance(outcome, Wrong)
+    assert outcome.reason.startswith("dq: ")

@@ -126,7 +126,7 @@ def test_it_is_told_in_its_own_words_and_told_apart() -> None:
     cells = names.knobs(selected)
     assert len(cells) == len(names.knob_headings(MASKED))
     assert cells[:2] == ["sm90", "three_kernels"]
-    assert cells[2].startswith("dq:g2c128s2p1x2v1t dk:g2c128s2p1x2v1t dv:")
+    assert cells[2].startswith("dq:g2c128s2p1x2v1tk64 dk:g2c128s2p1x2v1tk64 dv:")
     assert cells[3:] == ["raster", "deterministic"]
     known = knobs_of(selected)
     dq, dk, dv = (replace(variant, ping_pong=False) for variant in known.passes.values())
@@ -257,6 +257,31 @@ def test_slices_of_dv_that_share_scores_are_the_default_where_they_were_faster()
     for other in (replace(MASKED, causal=True), replace(MASKED, batch=1, heads_q=1, heads_kv=1)):
         assert knobs_of(POLICY.default(other)).dv.exchange_stages == 0
     assert not any("e1_" in c.name for c in POLICY.legal(replace(MASKED, dim_v=256)))
+
+
+@pytest.mark.parametrize(
+    ("dims", "kept"),
+    [
+        ((128, 128), {"dq": 64, "dk": 64, "dv": 64}),
+        ((96, 96), {"dq": 64, "dk": 64, "dv": 64}),
+        ((64, 128), {"dq": 64, "dk": 64, "dv": 0}),  # dV's depth is one block, which stays anyhow
+        ((256, 128), {"dq": 0, "dk": 0, "dv": 0}),
+    ],
+)
+def test_passes_of_two_blocks_of_columns_keep_one_of_them(
+    dims: tuple[int, int], kept: dict[str, int]
+) -> None:
+    problem = replace(MASKED, seqlen_q=512, seqlen_k=512, dim_qk=dims[0], dim_v=dims[1])
+    default = knobs_of(POLICY.default(problem))
+    assert {name: made.kept_depth for name, made in default.passes.items()} == kept
+    alike = [
+        knobs_of(selected)
+        for selected in POLICY.legal(problem)
+        if selected.kernel == "scores_backward_sm90"
+        and knobs_of(selected).dq.block_columns == 128
+        and knobs_of(selected).gathered_stores
+    ]
+    assert {knobs.dq.kept_depth for knobs in alike} == ({0, 64} if dims[0] <= 128 else set())
 
 
 def test_shared_heads_walk_as_many_queries() -> None:

@@ -44,6 +44,8 @@ class BackwardSm90Space:
     gathered_stores: tuple[bool, ...] = (True, False)
 
 
+DEEP_TILE = (2, 128)
+"""Warpgroups and block_columns whose fragments leave registers for 64 columns of the first MMA's left tile."""
 WIDE_TILE = (2, 64)
 """Warpgroups and block_columns whose fragments fit beside 256 columns of a result."""
 LEAST_BANDS = 4
@@ -137,9 +139,24 @@ def _points(
             knobs = replace(whole, dq=dq, dk=dk, dv=dv, gathered_stores=gathered)
             if knobs not in seen:
                 seen.add(knobs)
+                yield from _deep_points(problem, knobs)
                 yield knobs
                 if (groups, columns) == WIDE_TILE and not ping_pong and gathered:
                     yield from _wide_points(problem, knobs, space, spec)
+
+
+def _deep_points(problem: Problem, knobs: BackwardSm90Knobs) -> Iterator[BackwardSm90Knobs]:
+    """The same with a block of columns kept in registers by the passes that have another beside it, if any can."""
+    if (knobs.dq.warpgroups, knobs.dq.block_columns) != DEEP_TILE:
+        return
+    shapes = computing_shapes(Candidate.of(problem, knobs))
+    kept = {
+        shape.result: replace(shape.knobs, kept_depth=SWIZZLE_COLUMNS)
+        for shape in shapes
+        if shape.depth == 2 * SWIZZLE_COLUMNS
+    }
+    if kept:
+        yield replace(knobs, **kept)
 
 
 def _wide_points(

@@ -132,10 +132,16 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   template <bool Signs, bool Causal>
   __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, int stage) {
     uint32_t const factors = smem + T::kFactorOffset + stage * T::kFactorBytes + 8 * (lane_index() & 3);
+    constexpr bool kSignsFirst = Signs && T::kSparesRegisters;
+    if constexpr (kSignsFirst) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockColumns / 2; ++i) s[i] = with_sign(s[i], 1.0f);
+      fence_accumulators(s);
+    }
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kBlockColumns / 16; ++sixteen) {
       uint32_t words[4];
-      mask.template load<Causal>(words, sixteen);
+      mask.template load<Causal, T::kSparesRegisters>(words, sixteen);
 #pragma unroll
       for (int eight = 0; eight < 2; ++eight) {
         int const g = 2 * sixteen + eight;
@@ -150,8 +156,8 @@ struct PassSm90Consumer : PassSm90Stages<T> {
           float2 const m = unpack_pair<Element>(words[2 * eight + half]);
           float& low = s[4 * g + 2 * half];
           float& high = s[4 * g + 2 * half + 1];
-          low = modified_score<Signs>(low, m.x, f.x);
-          high = modified_score<Signs>(high, m.y, f.y);
+          low = kSignsFirst ? low * fabsf(m.x) * f.x : modified_score<Signs>(low, m.x, f.x);
+          high = kSignsFirst ? high * fabsf(m.y) * f.y : modified_score<Signs>(high, m.y, f.y);
         }
       }
     }

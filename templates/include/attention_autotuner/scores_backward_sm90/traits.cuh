@@ -58,6 +58,8 @@ struct PassSm90Traits {
   static constexpr bool kKeepsX = kDepth == 64 && !kSharesScores &&
                                   kFragmentRegisters + kDepth / 4 + kRegistersBesideFragments <= kConsumerRegisters;
   static constexpr int kKeptDepth = kKeepsX ? kDepth : Pass::kKeptDepth;  // of wider X, its first columns alone
+  // Addresses of a mask follow from the first and signs are found before it is read, in fewer registers.
+  static constexpr bool kSparesRegisters = kByQueries && kDepth <= 128;
 
   static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
                 "padded_dim_qk_range");
