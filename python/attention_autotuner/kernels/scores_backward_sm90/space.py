@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
+from typing import Any
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
@@ -150,7 +151,7 @@ def _deep_points(problem: Problem, knobs: BackwardSm90Knobs) -> Iterator[Backwar
     if (knobs.dq.warpgroups, knobs.dq.block_columns) != DEEP_TILE:
         return
     shapes = computing_shapes(Candidate.of(problem, knobs))
-    kept = {
+    kept: dict[str, Any] = {
         shape.result: replace(shape.knobs, kept_depth=SWIZZLE_COLUMNS)
         for shape in shapes
         if shape.depth == 2 * SWIZZLE_COLUMNS
