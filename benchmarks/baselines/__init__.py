@@ -6,7 +6,7 @@ A new one is a class over :class:`.base.Baseline` in a file of this folder, and 
 from __future__ import annotations
 
 from .base import Baseline
-from .compiled import Compiled, Eager, Flex, FlexFlash
+from .compiled import Compiled, CompiledAutotuned, Eager, Flex, FlexFlash
 from .copy import Copy
 from .cublas import Cublas
 from .fla import Fla
@@ -34,6 +34,7 @@ BASELINES: dict[str, Baseline] = {
         FlashAttention4(),
         FlashAttention4Deterministic(),
         Compiled(),
+        CompiledAutotuned(),
         Eager(),
         Fla(),
         Copy(),

@@ -51,17 +51,28 @@ def run_ahead(baseline: Baseline, problem: Problem, mode: Mode) -> None:
     baseline.entry(problem, mode, "ahead").prepare([blank_inputs(problem, "cuda")], [])
 
 
-def compile_ahead(baseline: Baseline, problem: Problem, *, backward: Mode) -> None:
+def compile_ahead(
+    baseline: Baseline, problem: Problem, *, backward: Mode, keeps_graphs: bool = True
+) -> None:
     """Have torch compile a baseline in one thread: there are as many of these processes as cores.
+
+    What torch times meanwhile, beside other processes on the same GPU, it does not keep: the process that compares
+    chooses again, with the GPU to itself, among kernels that are compiled then.
 
     Args:
         baseline: compiled by torch.
         problem: of the shape to compile for.
         backward: the mode in which a backward problem is run.
+        keeps_graphs: False for graphs that hold what was chosen: only their kernels stay in the cache.
     """
+    import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
     inductor_config.compile_threads = 1
+    inductor_config.autotune_local_cache = False
+    if not keeps_graphs:
+        inductor_config.fx_graph_cache = False
+        functorch_config.enable_autograd_cache = False
     run_ahead(baseline, problem, "forward" if problem.direction == "forward" else backward)
 
 

@@ -53,17 +53,29 @@ class Compiled(Eager):
 
     name = "compiled"
     title = "the formula through torch.compile"
+    mode = "default"
+    keeps_graphs = True  # those that processes compile ahead
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; compiled for one shape."""
         torch._dynamo.reset()  # or the shapes before this one count against the recompile limit
-        function: Function = torch.compile(formula(scale_of(problem)), dynamic=False)
+        made = formula(scale_of(problem))
+        function: Function = torch.compile(made, dynamic=False, mode=self.mode)
         return function
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""
-        compiled = partial(compile_ahead, self, backward="backward")
+        compiled = partial(compile_ahead, self, backward="backward", keeps_graphs=self.keeps_graphs)
         in_processes(compiled, [(problem,) for problem in problems], processes)
+
+
+class CompiledAutotuned(Compiled):
+    """The same with matrix products by Triton, chosen by timing, and what follows them fused into them."""
+
+    name = "compiled_autotuned"
+    title = "the formula through torch.compile, max-autotune"
+    mode = "max-autotune-no-cudagraphs"
+    keeps_graphs = False
 
 
 class Flex(Baseline):

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
 from torch.nn.attention import SDPBackend
 
 from attention_autotuner.core.problem import Problem
@@ -20,9 +22,15 @@ from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.reference import attention
 from attention_autotuner.serving import dispatch
 from benchmarks import calls, results
-from benchmarks.baselines import BASELINES, flash_attn
+from benchmarks.baselines import BASELINES, compile_ahead, compiled, flash_attn
 from benchmarks.baselines.compile_ahead import blank_inputs, run_ahead
-from benchmarks.baselines.compiled import block_mask, score_mod
+from benchmarks.baselines.compiled import (
+    Compiled,
+    CompiledAutotuned,
+    Eager,
+    block_mask,
+    score_mod,
+)
 from benchmarks.baselines.flash_attn import (
     KEEPS_KERNELS,
     FlashAttention2,
@@ -210,6 +218,55 @@ def test_flex_attention_bends_and_masks_as_we_do(
         seen = seen & (j >= i - window[0])
     expected = s.masked_fill(~seen, -torch.inf).softmax(-1) @ v
     torch.testing.assert_close(bent, expected, atol=1e-5, rtol=1e-4)
+
+
+MASKED = Problem(op="retnet", mask="explicit", dim_qk=16, dim_v=16, batch=1, seqlen_q=8, seqlen_k=8)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "mode", "keeps"),
+    [
+        (Compiled(), "default", True),
+        (CompiledAutotuned(), "max-autotune-no-cudagraphs", False),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_what_torch_times_beside_others_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, baseline: Compiled, mode: str, keeps: bool
+) -> None:
+    before = inductor_config.fx_graph_cache, functorch_config.enable_autograd_cache
+    ran: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(compile_ahead, "run_ahead", lambda *called: ran.append(called))
+    monkeypatch.setattr(
+        compiled,
+        "in_processes",
+        lambda function, work, processes: [function(*arguments) for arguments in work],
+    )
+    backward = replace(MASKED, direction="backward")
+    kept = {name: getattr(inductor_config, name) for name in ("fx_graph_cache", "compile_threads")}
+    with (
+        inductor_config.patch({"autotune_local_cache": True, **kept}),
+        functorch_config.patch(enable_autograd_cache=before[1]),
+    ):
+        baseline.get_ready([MASKED, backward], 16)
+        assert (inductor_config.compile_threads, inductor_config.autotune_local_cache) == (1, False)
+        after = inductor_config.fx_graph_cache, functorch_config.enable_autograd_cache
+    assert after == (before if keeps else (False, False))
+    assert ran == [(baseline, MASKED, "forward"), (baseline, backward, "backward")]
+    modes: list[Any] = []
+
+    def recorded(made: Any, **options: Any) -> Any:
+        modes.append(options)
+        return made
+
+    monkeypatch.setattr(torch, "compile", recorded)
+    assert baseline.available(MASKED) == ""
+    q, k, v = (torch.ones(1, MASKED.heads_q, 8, 16) for _ in range(3))
+    mask = torch.ones(MASKED.heads_q, 8, 8)
+    assert torch.equal(
+        baseline.function(MASKED)(q, k, v, mask), Eager().function(MASKED)(q, k, v, mask)
+    )
+    assert modes == [{"dynamic": False, "mode": mode}]
 
 
 def test_what_is_compiled_ahead_has_the_values_of_a_race() -> None:

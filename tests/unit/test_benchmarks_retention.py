@@ -228,10 +228,11 @@ def masked_rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_each_direction_meets_its_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, backward = masked_rows(monkeypatch)
-    assert set(forward["entries"]) == {"pick", "compiled forward", "eager forward"}
+    peers = ("compiled", "compiled_autotuned", "eager")
+    assert set(forward["entries"]) == {"pick", *(f"{name} forward" for name in peers)}
     assert forward["ratios"]["compiled forward"]["ratio"] == pytest.approx(1.3)
-    assert set(forward["calls"]) == {"compiled forward", "eager forward"}
-    assert set(backward["ratios"]) == {"compiled backward", "eager backward"}
+    assert set(forward["calls"]) == {f"{name} forward" for name in peers}
+    assert set(backward["ratios"]) == {f"{name} backward" for name in peers}
     assert json.loads(json.dumps(forward)) == forward
 
 
