@@ -17,7 +17,7 @@ from attention_autotuner.operations.bindings import Binding, Reference, ways_of
 from attention_autotuner.operations.shared.launching import bind
 from attention_autotuner.operations.shared.tensors import Inputs, Shapes
 from attention_autotuner.serving.loader import LoadedKernel
-from attention_autotuner.tuning import tasks, verify
+from attention_autotuner.tuning import remote, tasks, verify
 from tests.launchers import launcher
 
 from .build import Range, configure, put_ahead
@@ -99,6 +99,21 @@ def bind_behind_another(
     return call
 
 
+class _LaunchedOnce(verify.Launcher):
+    """A kernel whose second launch, which a policy without chance would repeat step by step, is taken for granted."""
+
+    def __init__(self, kernel: verify.Launcher) -> None:
+        self.info, self.gpu_name, self.num_sms = kernel.info, kernel.gpu_name, kernel.num_sms
+        self._kernel = kernel
+
+    def launch(self, problem: Problem, inputs: Inputs, shapes: Shapes) -> verify.Launched | Outcome:
+        with mock.patch.object(remote, "REPEATS", 1):
+            launched = self._kernel.launch(problem, inputs, shapes)
+        if isinstance(launched, Outcome):
+            return launched
+        return replace(launched, outputs=[*launched.outputs] * verify.REPEATS)
+
+
 def check(
     kernel: LoadedKernel,
     problems: Sequence[Problem],
@@ -115,6 +130,7 @@ def check(
     It is called in the ways given, or in those of its operation.
     """
     adjusted = partial(_adjusted_ways, adjust=adjust, ways=ways)
+    launched: verify.Launcher = launcher(kernel, CPU)
     for policy, seed in runs:
         configure(kernel, policy, seed, multiprocessors=multiprocessors, mutant=mutant)
         with (
@@ -123,7 +139,7 @@ def check(
         ):
             outcome = verify.verify(
                 problems[0],
-                launcher(kernel, CPU),
+                launched if policy == "random" else _LaunchedOnce(launched),
                 deterministic=deterministic,
                 seeds=(seed,),
                 device=CPU,
