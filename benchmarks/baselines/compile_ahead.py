@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import ceil
 from typing import Any
 
@@ -44,6 +44,16 @@ def _attempt(function: Callable[..., None], *arguments: Any) -> None:
         function(*arguments)
     except Exception:  # noqa: BLE001  # whatever it is
         traceback.print_exc()
+
+
+def first_of_each(
+    problems: Sequence[Problem], kind: Callable[[Problem], Hashable]
+) -> list[Problem]:
+    """The first problem of each kind, in their order."""
+    first: dict[Hashable, Problem] = {}
+    for problem in problems:
+        first.setdefault(kind(problem), problem)
+    return list(first.values())
 
 
 def run_ahead(baseline: Baseline, problem: Problem, mode: Mode) -> None:

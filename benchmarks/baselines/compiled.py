@@ -54,7 +54,6 @@ class Compiled(Eager):
     name = "compiled"
     title = "the formula through torch.compile"
     mode = "default"
-    keeps_graphs = True  # those that processes compile ahead
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; compiled for one shape."""
@@ -65,7 +64,8 @@ class Compiled(Eager):
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""
-        compiled = partial(compile_ahead, self, backward="backward", keeps_graphs=self.keeps_graphs)
+        keeps_graphs = self.mode == "default"  # those of others hold choices
+        compiled = partial(compile_ahead, self, backward="backward", keeps_graphs=keeps_graphs)
         in_processes(compiled, [(problem,) for problem in problems], processes)
 
 
@@ -75,7 +75,6 @@ class CompiledAutotuned(Compiled):
     name = "compiled_autotuned"
     title = "the formula through torch.compile, max-autotune"
     mode = "max-autotune-no-cudagraphs"
-    keeps_graphs = False
 
 
 class Flex(Baseline):

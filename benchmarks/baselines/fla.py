@@ -17,7 +17,7 @@ from attention_autotuner.core.problem import Problem
 
 from ..calls import Function, rows_of_heads
 from .base import Baseline, grouped_heads
-from .compile_ahead import in_processes, run_ahead
+from .compile_ahead import first_of_each, in_processes, run_ahead
 
 SHARES = 3  # processes that divide the configurations of one pair of head dims
 SHORT_SEQLEN = 256  # kernels are compiled for any length
@@ -41,7 +41,7 @@ def chunk_retention(q: Any, k: Any, v: Any) -> Any:
 
 def tuned_classes(problems: Sequence[Problem]) -> list[Problem]:
     """One problem for each (heads, dim_qk, dim_v), which is what fla compiles and tunes for."""
-    return list({(p.heads_q, p.dim_qk, p.dim_v): p for p in reversed(problems)}.values())
+    return first_of_each(problems, lambda p: (p.heads_q, p.dim_qk, p.dim_v))
 
 
 class Fla(Baseline):

@@ -22,12 +22,11 @@ from attention_autotuner.core.problem import Problem
 from ..calls import Function, options_of, others_of, rows_of_heads
 from ..contenders import DETERMINISTIC
 from .base import Baseline, Limits, Mode, top_left, two_head_dims
-from .compile_ahead import in_processes, run_ahead
+from .compile_ahead import first_of_each, in_processes, run_ahead
 
 HOPPER = (9, 0)
-KEEPS_KERNELS = (
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"  # flash-attn 4 reads it when it is imported
-)
+# flash-attn 4 reads it when it is imported.
+KEEPS_KERNELS = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 
 
 class FlashAttention2(Baseline):
@@ -100,7 +99,7 @@ class FlashAttention4(FlashAttention2):
         os.environ.setdefault(KEEPS_KERNELS, "1")
         work: list[tuple[FlashAttention4, Problem, Mode]] = [
             (self, problem, mode)
-            for problem in one_of_each_kind(problems)
+            for problem in first_of_each(problems, kind_of)
             for mode in self.modes([problem.direction])
         ]
         in_processes(run_ahead, work, processes)
@@ -123,15 +122,11 @@ class FlashAttention4Deterministic(FlashAttention4):
         return DETERMINISTIC
 
 
-def one_of_each_kind(problems: Sequence[Problem]) -> list[Problem]:
-    """The first of those that differ in nothing but the number of batch entries and of heads."""
-
-    def kind(problem: Problem) -> Problem:
-        if problem.packed:
-            return problem
-        return replace(problem, batch=1, heads_q=problem.heads_q // problem.heads_kv, heads_kv=1)
-
-    return list({kind(problem): problem for problem in reversed(problems)}.values())[::-1]
+def kind_of(problem: Problem) -> Problem:
+    """A problem without what flash-attn 4 compiles nothing for: the number of batch entries and of heads."""
+    if problem.packed:
+        return problem
+    return replace(problem, batch=1, heads_q=problem.heads_q // problem.heads_kv, heads_kv=1)
 
 
 FROM_SITE = (FlashAttention4.name, FlashAttention4Deterministic.name)

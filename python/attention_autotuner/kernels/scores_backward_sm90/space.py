@@ -6,7 +6,7 @@ allow: as many stages as fit, and where not even two do, streamed tiles of the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Any
@@ -136,28 +136,26 @@ def _points(
         )
         passes = computing_shapes(Candidate.of(problem, whole))
         dq, dk, dv = (fit(shape, spec) or shape.knobs for shape in passes)
+        deep = [s.result for s in passes if s.depth == 2 * SWIZZLE_COLUMNS]
         for gathered in space.gathered_stores:
             knobs = replace(whole, dq=dq, dk=dk, dv=dv, gathered_stores=gathered)
             if knobs not in seen:
                 seen.add(knobs)
-                yield from _deep_points(problem, knobs)
+                if (groups, columns) == DEEP_TILE and deep:
+                    yield _keeping(knobs, deep)
                 yield knobs
                 if (groups, columns) == WIDE_TILE and not ping_pong and gathered:
                     yield from _wide_points(problem, knobs, space, spec)
 
 
-def _deep_points(problem: Problem, knobs: BackwardSm90Knobs) -> Iterator[BackwardSm90Knobs]:
-    """The same with a block of columns kept in registers by the passes that have another beside it, if any can."""
-    if (knobs.dq.warpgroups, knobs.dq.block_columns) != DEEP_TILE:
-        return
-    shapes = computing_shapes(Candidate.of(problem, knobs))
+def _keeping(knobs: BackwardSm90Knobs, results: Sequence[str]) -> BackwardSm90Knobs:
+    """The same with a block of columns kept in registers by the passes of some results."""
     kept: dict[str, Any] = {
-        shape.result: replace(shape.knobs, kept_depth=SWIZZLE_COLUMNS)
-        for shape in shapes
-        if shape.depth == 2 * SWIZZLE_COLUMNS
+        result: replace(item, kept_depth=SWIZZLE_COLUMNS)
+        for result, item in knobs.passes.items()
+        if result in results
     }
-    if kept:
-        yield replace(knobs, **kept)
+    return replace(knobs, **kept)
 
 
 def _wide_points(
