@@ -38,7 +38,7 @@ from attention_autotuner.tuning.shipping import trimmed
 
 from .baselines import BASELINES
 from .baselines.base import MODES
-from .baselines.flash_attn import FROM_SITE, add_site
+from .baselines.flash_attn import add_site, beside_suites
 from .calls import inputs_of, side_by_side
 from .contenders import variants
 from .results import RESULTS, ROOT, SuiteFile, table
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = Session(
             trials=in_order(wanted, options.seed),
             baselines=options.baselines and [BASELINES[b] for b in options.baselines],
-            extra=() if options.flash_attn_4 is None else FROM_SITE,
+            extra=beside_suites(options.flash_attn_4),
             policy=policy,
             pipeline=pipeline,
             measurer=InProcessMeasurer(seed=options.seed, inputs=partial(inputs_of, lengths)),

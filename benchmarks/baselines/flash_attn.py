@@ -133,6 +133,16 @@ FROM_SITE = (FlashAttention4.name, FlashAttention4Deterministic.name)
 """The baselines that a folder of wheels brings; see :func:`add_site`."""
 
 
+def beside_suites(site: Path | None) -> tuple[str, ...]:
+    """The baselines that are raced beside those of any suite: flash-attn 3 where it is installed, and those of a site.
+
+    Args:
+        site: the folder of :func:`add_site`, or None.
+    """
+    installed = () if FlashAttention3().absence() else (FlashAttention3.name,)
+    return installed if site is None else (*installed, *FROM_SITE)
+
+
 def add_site(site: Path) -> None:
     """Make flash-attn 4 importable from a folder of unpacked wheels, before anything of it is imported.
 

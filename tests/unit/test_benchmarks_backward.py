@@ -26,7 +26,12 @@ from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import calls, results, run
 from benchmarks.baselines import BASELINES
 from benchmarks.baselines import sdpa as gradients
-from benchmarks.baselines.flash_attn import FROM_SITE, FlashAttention4Deterministic
+from benchmarks.baselines.flash_attn import (
+    FROM_SITE,
+    FlashAttention3,
+    FlashAttention4Deterministic,
+    beside_suites,
+)
 from benchmarks.baselines.sdpa import make_sdpa
 from benchmarks.comparison import describe, opponents_of
 from benchmarks.contenders import contenders_of, forward_of, variants
@@ -447,6 +452,16 @@ def test_only_the_deterministic_baseline_asks_for_it(monkeypatch: pytest.MonkeyP
     for name in FROM_SITE:
         assert BASELINES[name].function(LATER)("q", "k", "v") == "q"
     assert asked == [{"causal": True}, {"causal": True, "deterministic": True}]
+
+
+def test_flash_attn_3_joins_every_suite_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(FlashAttention3, "absence", lambda self: "not installed")
+    assert (beside_suites(None), beside_suites(tmp_path)) == ((), FROM_SITE)
+    monkeypatch.setattr(FlashAttention3, "absence", lambda self: "")
+    assert beside_suites(None) == ("flash_attn_3",)
+    assert beside_suites(tmp_path) == ("flash_attn_3", *FROM_SITE)
 
 
 def test_an_autograd_entry_takes_the_gradient_of_every_input() -> None:

@@ -86,11 +86,11 @@ def packed() -> Iterator[str]:
 
 
 def readme() -> Iterator[str]:
-    cudnn, four, two = (
-        shown("attention_backward", name, "backward")
-        for name in ("sdpa_cudnn", "flash_attn_4", "sdpa_flash")
+    three, four, cudnn, two = (
+        shown("attention_backward", name, "backward")[0]
+        for name in ("flash_attn_3", "flash_attn_4", "sdpa_cudnn", "sdpa_flash")
     )
-    yield f"backward {cudnn[0]}x cuDNN, {four[0]}x flash-attn 4 and {two[0]}x FlashAttention-2;"
+    yield f"backward {three}x flash-attn 3, {four}x flash-attn 4, {cudnn}x cuDNN and {two}x FlashAttention-2;"
 
 
 def matmul() -> Iterator[str]:
@@ -174,13 +174,17 @@ def kernel_log() -> Iterator[str]:
     for shape, us in log["attention_backward_sm90_early"]["us"].items():
         cells = [f"{time:.1f}" for time in us.values()]
         yield f"| {' | '.join([shape, *cells, *['-'] * (4 - len(cells))])} |"
+    for suite in ("attention_forward", "attention_forward_bf16", "head_dims"):
+        yield f"{shown(suite, 'flash_attn_3', 'forward')[0]} of flash-attn 3"
+    three = shown("attention_backward", "flash_attn_3", "backward")[0]
     same_bits = result("attention_backward")["summary"]
     peer = "flash_attn_4_deterministic backward"
-    assert same_bits[peer]["min_at"].startswith("d128_16k ")
-    at_dims = [_mean_at(dim, peer) for dim in (64, 128, 256)]
+    dims, same = ([_mean_at(d, x) for d in (64, 128, 256)] for x in ("flash_attn_3 backward", peer))
+    yield f"of flash-attn 3 {three}: {dims[0]} at d64, {dims[1]} at d128 and {dims[2]} at d256"
+    assert same_bits[peer]["min_at"].startswith("d128_8k ")
     yield f"it takes {1 / same_bits['deterministic']['geometric_mean']:.2f} times as long as the usual mode"
-    yield f"has {at_dims[0]}, {at_dims[1]} and {at_dims[2]} of the speed of flash-attn 4's deterministic mode"
-    yield f"at d64, d128 and d256, least {same_bits[peer]['min']:.2f} (d128, 16k)."
+    yield f"has {same[0]}, {same[1]} and {same[2]} of the speed of flash-attn 4's deterministic mode"
+    yield f"at d64, d128 and d256, least {same_bits[peer]['min']:.2f} (d128, 8k)."
     for shape, us in list(log["attention_backward_sm90_queued"]["us"].items())[:12]:
         queued = min(time for name, time in us.items() if "queued" in name)
         yield f"| {shape} | {us['no order']:.0f} | {us['two passes']:.0f} | {queued:.0f} |"
