@@ -16,6 +16,7 @@ import torch
 import torch._functorch.config as functorch_config
 
 from attention_autotuner.core.problem import NO_WINDOW, Problem
+from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.operations.attention.modified import CU_SEQLENS, attention_modified
 from attention_autotuner.operations.attention.modified_inputs import SOFTCAP, modifiers_of
 from attention_autotuner.operations.bindings import make_inputs
@@ -25,7 +26,12 @@ Results = tuple[torch.Tensor, ...]
 Layout = Callable[[torch.Tensor], torch.Tensor]
 Function = Callable[..., Any]
 Lengths = tuple[int, ...]
+ROUNDING = 0.05  # of a norm, of which bf16 rounds off 0.004
 LEARNED = ("sinks", "bias_table")  # whose gradients our kernels compute beside those of q, k and v
+
+
+class DisagreementError(AttentionAutotunerError, RuntimeError):
+    """A baseline computes something else than we do."""
 
 
 def as_given(tensor: torch.Tensor) -> torch.Tensor:
@@ -259,6 +265,27 @@ def difference(results: Results, expected: Results) -> list[float]:
         float((a.float() - b.float()).norm() / b.float().norm())
         for a, b in zip(results, expected, strict=True)
     ]
+
+
+def check_results(problem: Problem, device_type: str | None, entry: object, inputs: Inputs) -> None:
+    """Compare a baseline's results with those of our function called the same way.
+
+    Args:
+        problem: that the entry solves.
+        device_type: of our function.
+        entry: of a baseline, bound to inputs; one that is no :class:`Call` hands no results back and is left alone.
+        inputs: the first that it is bound to.
+
+    Raises:
+        DisagreementError: a result is further off than rounding takes it.
+    """
+    if not isinstance(entry, Call):
+        return
+    mine = type(entry)(name="ours", function=ours(problem, device_type), others=others_of(problem))
+    mine.prepare([inputs], [])
+    off = max(difference(entry.results(0), mine.results(0)))
+    if not off < ROUNDING:
+        raise DisagreementError(f"its results differ from ours by {off:.3g} of their norm")
 
 
 def side_by_side(problem: Problem, theirs: Call, device_type: str | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from attention_autotuner.tuning.rounds import classify
 from attention_autotuner.tuning.stages import MIN_GAIN
 
 from .baselines.base import Baseline, GuardedEntry, Mode
-from .calls import Call, ForwardCall, StepCall, others_of, ours
+from .calls import Call, ForwardCall, StepCall, check_results, others_of, ours
 from .contenders import (
     AUTOGRAD,
     CALL,
@@ -131,8 +131,13 @@ class Comparison:
         Raises:
             KeyboardInterrupt: it was interrupted.
         """
+        check = partial(check_results, self._problem, self._device_type)
         theirs = [
-            GuardedEntry(name, partial(other.baseline.entry, self._problem, other.mode, name))
+            GuardedEntry(
+                name,
+                partial(other.baseline.entry, self._problem, other.mode, name),
+                check if other.baseline.same else None,
+            )
             for name, other in self._opponents.items()
             if not other.reason
         ]

@@ -62,6 +62,7 @@ class Baseline(ABC):
         gradients: how its backward pass is timed, for the documentation.
         called: its forward pass is compared with our function called the same way, not with our kernel alone.
         modifications: that it can be called with, a window and packed sequences among them.
+        same: its results are those of our function, and are compared with them before it is timed.
         limits: each gives the reason why it cannot compute a problem of its operation as we do, or an empty string.
     """
 
@@ -71,6 +72,7 @@ class Baseline(ABC):
     layout: Layout = staticmethod(as_given)
     gradients = "through autograd"
     called = False
+    same = True
     modifications: frozenset[str] = frozenset()
     limits: Limits = ()
 
@@ -164,13 +166,19 @@ class GuardedEntry:
     Args:
         name: of the entry.
         make: makes it, at once; what that raises is raised again by :meth:`prepare`.
+        check: raises an error where what the entry computes from its first inputs is wrong.
 
     Attributes:
         entry: the baseline's entry, or None where it could not be made.
     """
 
-    def __init__(self, name: str, make: Callable[[], Entry]) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Entry],
+        check: Callable[[Entry, Inputs], None] | None = None,
+    ) -> None:
+        self.name, self._check = name, check
         self.entry: Entry | None = None
         self._failure: BaselineError | None = None
         try:
@@ -179,14 +187,18 @@ class GuardedEntry:
             self._failure = BaselineError(error)
 
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Prepare the baseline's entry.
+        """Prepare the baseline's entry and check what it computes.
 
         Raises:
             BaselineError: the entry could not be made, or raised an error that a race would not know.
+            DisagreementError: its results are wrong.
         """
         if self._failure is not None:
             raise self._failure
         self._guard(lambda entry: entry.prepare(inputs, outputs))
+        check = self._check
+        if check is not None:
+            self._guard(lambda entry: check(entry, inputs[0]))
 
     def run(self, index: int) -> None:
         """Run the baseline's entry.

@@ -24,6 +24,7 @@ class Copy(Baseline):
     name = "copy"
     title = "copy of as many bytes"
     gradients = "-"
+    same = False
     limits = (few_queries,)
 
     def function(self, problem: Problem) -> Function:

@@ -27,6 +27,7 @@ class Plain(Baseline):
     name = "plain"
     title = "ours without score modifications"
     called = True
+    same = False
     modifications = frozenset(MODIFICATIONS)
 
     def function(self, problem: Problem) -> Function:

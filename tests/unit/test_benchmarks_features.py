@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -21,8 +23,9 @@ from attention_autotuner.operations.attention.modified_inputs import SOFTCAP
 from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.reference import attention
 from attention_autotuner.serving import dispatch
-from benchmarks import calls, results
+from benchmarks import calls, comparison, results
 from benchmarks.baselines import BASELINES, compile_ahead, compiled, flash_attn
+from benchmarks.baselines.base import GuardedEntry
 from benchmarks.baselines.compile_ahead import blank_inputs, run_ahead
 from benchmarks.baselines.compiled import (
     Compiled,
@@ -38,7 +41,18 @@ from benchmarks.baselines.flash_attn import (
     FlashAttention4Deterministic,
 )
 from benchmarks.baselines.sdpa import make_sdpa
-from benchmarks.calls import BackwardCall, StepCall, inputs_of, others_of, ours
+from benchmarks.calls import (
+    BackwardCall,
+    Call,
+    DisagreementError,
+    ForwardCall,
+    Function,
+    StepCall,
+    check_results,
+    inputs_of,
+    others_of,
+    ours,
+)
 from benchmarks.comparison import TILE, share_of_tiles
 from benchmarks.suites import SUITES, trials
 from tests.fake_benchmark import GPU, FakePipeline, session_of
@@ -48,6 +62,7 @@ PACKED = Problem(
     batch=3, heads_q=2, heads_kv=2, seqlen_q=14, seqlen_k=14, dim_qk=16, dim_v=16, causal=True,
     packed_rows=(20, 20),
 )  # fmt: skip
+PLAIN = replace(PACKED, batch=2, packed_rows=(0, 0))
 SINKS = replace(PACKED, batch=2, packed_rows=(0, 0), modifications=("sinks",))
 
 
@@ -274,6 +289,54 @@ def test_what_is_compiled_ahead_has_the_values_of_a_race() -> None:
     blank, made = blank_inputs(problem, "cpu"), inputs_of({}, problem, seed=3)
     for name in others_of(problem):
         assert blank.tensors[name].shape == made.tensors[name].shape == (2,)
+
+
+# --- what a baseline computes ---------------------------------------------------------------------
+
+
+def half_of_v(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention that leaves the last columns zero, as kernels of fewer of them do."""
+    o: torch.Tensor = make_sdpa(SDPBackend.MATH, PLAIN)(q, k, v)
+    return torch.cat([o[..., :8], torch.zeros_like(o[..., 8:])], -1)
+
+
+@pytest.mark.parametrize("kind", [ForwardCall, BackwardCall, StepCall])
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (make_sdpa(SDPBackend.MATH, PLAIN), ""),
+        (half_of_v, r"differ from ours by (0\.[1-9]|1)"),
+        (lambda q, k, v: attention(q, k, v, causal=True)[0] * math.nan, "by nan"),
+    ],
+)
+def test_a_baseline_with_other_results_is_not_timed(
+    kind: type[Call], function: Function, wrong: str
+) -> None:
+    problem = PLAIN if kind is ForwardCall else replace(PLAIN, direction="backward")
+    entry = kind(name="x", function=function)
+    check = partial(check_results, problem, None)
+    guarded = GuardedEntry("x", lambda: entry, check)
+    with pytest.raises(DisagreementError, match=wrong) if wrong else nullcontext():
+        guarded.prepare([make_inputs(problem, seed=0, device="cpu")], [])
+
+
+def test_all_baselines_of_the_same_problem_are_compared_with_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert {x.name for x in BASELINES.values() if not x.same} == {"copy", "plain", "equal_lengths"}
+    checked: dict[str, bool] = {}
+
+    class Guarded(GuardedEntry):
+        def __init__(self, name: str, make: Any, check: Any = None) -> None:
+            super().__init__(name, make, check)
+            checked[name] = check is not None
+
+    monkeypatch.setattr(comparison, "GuardedEntry", Guarded)
+    wanted = trials(["score_modifications"], words=["alibi_4k"], modes=["forward"])
+    session = session_of(wanted, lambda problem, name: 100.0, extra=("flash_attn_4",))
+    list(session.rows())
+    assert checked["flex forward"]
+    assert not checked["plain forward"]
 
 
 # --- suites, speeds and bars ----------------------------------------------------------------------
