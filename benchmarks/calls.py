@@ -267,6 +267,11 @@ def difference(results: Results, expected: Results) -> list[float]:
     ]
 
 
+def ours_like(theirs: Call, problem: Problem, device_type: str | None) -> Call:
+    """Our public function, called as a baseline is."""
+    return type(theirs)(name="ours", function=ours(problem, device_type), others=others_of(problem))
+
+
 def check_results(problem: Problem, device_type: str | None, entry: object, inputs: Inputs) -> None:
     """Compare a baseline's results with those of our function called the same way.
 
@@ -281,7 +286,7 @@ def check_results(problem: Problem, device_type: str | None, entry: object, inpu
     """
     if not isinstance(entry, Call):
         return
-    mine = type(entry)(name="ours", function=ours(problem, device_type), others=others_of(problem))
+    mine = ours_like(entry, problem, device_type)
     mine.prepare([inputs], [])
     off = max(difference(entry.results(0), mine.results(0)))
     if not off < ROUNDING:
@@ -300,7 +305,7 @@ def side_by_side(problem: Problem, theirs: Call, device_type: str | None) -> dic
         ``peak_bytes`` of both, ``difference`` of the results (o, or the gradients of q, k and v), and ``scores_bytes``:
         what one tensor of all scores would take.
     """
-    mine = type(theirs)(name="ours", function=ours(problem, device_type), others=others_of(problem))
+    mine = ours_like(theirs, problem, device_type)
     inputs = [make_inputs(problem, seed=0)]
     for call in (mine, theirs):
         call.prepare(inputs, [])

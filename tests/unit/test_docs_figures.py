@@ -197,7 +197,7 @@ def kernel_log() -> Iterator[str]:
     tuned = [
         shown("retnet", "compiled_autotuned", mode)[0] for mode in ("forward", "backward", "step")
     ]
-    yield f"its products: {tuned[0]} forward, {tuned[1]} backward and {tuned[2]} in steps."
+    yield f"products (`retnet_max_autotune`): {tuned[0]} forward, {tuned[1]} backward and {tuned[2]} in steps."
     narrow = next(
         row
         for row in result("retnet")["rows"]

@@ -318,3 +318,9 @@ def test_turns_and_searches_of_documents_are_as_the_log_says() -> None:
         f"80 keys {others[2]:.2f} and {others[3]:.2f} at d128",
     ):
         assert sentence in text
+
+
+def test_max_autotune_chooses_as_the_log_says() -> None:
+    products = result("kernel_log_races")["retnet_max_autotune"]["products"]
+    said = f"cuBLAS for {products['cublas']} of its {sum(products.values())} products"
+    assert said in words_of("kernel_log.md")

@@ -112,6 +112,15 @@ def test_the_figures_above_are_those_of_the_results() -> None:
     assert least("attention_backward", "sdpa_cudnn backward")[0] > 1
     plain = ("score_modifications", "packed_sequences")
     assert min(least(suite, "flash_attn_4 backward")[0] for suite in plain) > 1
+    backward_of_four = [
+        (ratio["ratio"], ratio["error"], row["case"])
+        for row in result("attention_backward")["rows"]
+        for ratio in [row["ratios"]["flash_attn_4 backward"]]
+    ]
+    ((even, error, place),) = (x for x in backward_of_four if x[0] <= 1)
+    assert place == "d128_16k"
+    said = f"{even:.2f} backward, at d128 and 16k, is within the error of ± {error:.2f};"
+    assert said in text_of(ENGLISH)
     for suite, mode in (
         ("attention_forward", "forward"),
         ("attention_forward_bf16", "forward"),
