@@ -13,6 +13,7 @@ from .fla import Fla
 from .flash_attn import (
     FlashAttention2,
     FlashAttention3,
+    FlashAttention3Deterministic,
     FlashAttention4,
     FlashAttention4Deterministic,
 )
@@ -31,6 +32,7 @@ BASELINES: dict[str, Baseline] = {
         EqualLengths(),
         FlashAttention2(),
         FlashAttention3(),
+        FlashAttention3Deterministic(),
         FlashAttention4(),
         FlashAttention4Deterministic(),
         Compiled(),

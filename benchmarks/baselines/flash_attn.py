@@ -37,13 +37,12 @@ class FlashAttention2(Baseline):
     layout = staticmethod(rows_of_heads)
     module = "flash_attn"
     sinks = ""  # its keyword for them
-    always: Mapping[str, Any] = {}  # options of every call
     modifications = frozenset({"window", "softcap", "alibi_slopes", "packed"})
     limits: Limits = (two_head_dims, top_left)
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; some versions return the LSE beside the output, which is dropped."""
-        module, options = import_module(self.module), {**options_of(problem), **self.always}
+        module, options = import_module(self.module), {**options_of(problem), **self.extra(problem)}
         function = module.flash_attn_varlen_func if problem.packed else module.flash_attn_func
         names = [self.sinks if name == "sinks" else name for name in others_of(problem)]
 
@@ -52,6 +51,10 @@ class FlashAttention2(Baseline):
             return result[0] if isinstance(result, tuple) else result
 
         return run
+
+    def extra(self, problem: Problem) -> Mapping[str, Any]:
+        """Options of a call that a problem does not name."""
+        return {}
 
     def limit(self, problem: Problem) -> str:
         """See :meth:`Baseline.limit`."""
@@ -69,13 +72,21 @@ class FlashAttention2(Baseline):
 
 
 class FlashAttention3(FlashAttention2):
-    """flash-attn 3, for Hopper alone."""
+    """flash-attn 3, for Hopper alone.
+
+    A forward pass may split the keys as it sees fit, as its function for caches does: without, few queries on many
+    keys leave most of the GPU idle.
+    """
 
     name = "flash_attn_3"
     title = "flash-attn 3"
     module = "flash_attn_interface"
     modifications = frozenset({"window", "softcap", "packed"})
     limits = (top_left,)
+
+    def extra(self, problem: Problem) -> Mapping[str, Any]:
+        """See :meth:`FlashAttention2.extra`."""
+        return {"num_splits": 0} if problem.direction == "forward" else {}
 
     def absence(self) -> str:
         """See :meth:`FlashAttention2.absence`."""
@@ -105,13 +116,14 @@ class FlashAttention4(FlashAttention2):
         in_processes(run_ahead, work, processes)
 
 
-class FlashAttention4Deterministic(FlashAttention4):
-    """flash-attn 4's deterministic backward pass, where our deterministic mode is raced, which it is compared with."""
+class DeterministicPass(FlashAttention2):
+    """A deterministic backward pass, where our deterministic mode is raced, which it is compared with."""
 
-    name = "flash_attn_4_deterministic"
-    title = "flash-attn 4, deterministic"
     gradients = "through autograd, beside our deterministic mode"
-    always: Mapping[str, Any] = {"deterministic": True}
+
+    def extra(self, problem: Problem) -> Mapping[str, Any]:
+        """See :meth:`FlashAttention2.extra`."""
+        return {"deterministic": True}
 
     def modes(self, modes: Sequence[Mode]) -> list[Mode]:
         """The backward pass alone; see :meth:`Baseline.modes`."""
@@ -122,12 +134,36 @@ class FlashAttention4Deterministic(FlashAttention4):
         return DETERMINISTIC
 
 
+def not_above_192(problem: Problem) -> str:
+    """The reason against a backward pass without a deterministic form for wide heads."""
+    wide = max(problem.dim_qk, problem.dim_v) > 192
+    return "it is not deterministic above 192 columns" if wide else ""
+
+
+class FlashAttention3Deterministic(DeterministicPass, FlashAttention3):
+    """flash-attn 3's deterministic backward pass."""
+
+    name = "flash_attn_3_deterministic"
+    title = "flash-attn 3, deterministic"
+    limits = (top_left, not_above_192)
+
+
+class FlashAttention4Deterministic(DeterministicPass, FlashAttention4):
+    """flash-attn 4's deterministic backward pass."""
+
+    name = "flash_attn_4_deterministic"
+    title = "flash-attn 4, deterministic"
+
+
 def kind_of(problem: Problem) -> Problem:
     """A problem without what flash-attn 4 compiles nothing for: the number of batch entries and of heads."""
     if problem.packed:
         return problem
     return replace(problem, batch=1, heads_q=problem.heads_q // problem.heads_kv, heads_kv=1)
 
+
+INSTALLED = (FlashAttention3.name, FlashAttention3Deterministic.name)
+"""The baselines that the package of flash-attn 3 brings."""
 
 FROM_SITE = (FlashAttention4.name, FlashAttention4Deterministic.name)
 """The baselines that a folder of wheels brings; see :func:`add_site`."""
@@ -139,7 +175,7 @@ def beside_suites(site: Path | None) -> tuple[str, ...]:
     Args:
         site: the folder of :func:`add_site`, or None.
     """
-    installed = () if FlashAttention3().absence() else (FlashAttention3.name,)
+    installed = () if FlashAttention3().absence() else INSTALLED
     return installed if site is None else (*installed, *FROM_SITE)
 
 

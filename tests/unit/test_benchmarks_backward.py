@@ -28,6 +28,7 @@ from benchmarks.baselines import BASELINES
 from benchmarks.baselines import sdpa as gradients
 from benchmarks.baselines.flash_attn import (
     FROM_SITE,
+    INSTALLED,
     FlashAttention3,
     FlashAttention4Deterministic,
     beside_suites,
@@ -449,9 +450,21 @@ def test_only_the_deterministic_baseline_asks_for_it(monkeypatch: pytest.MonkeyP
             return q, None
 
     monkeypatch.setattr("benchmarks.baselines.flash_attn.import_module", lambda name: Module)
-    for name in FROM_SITE:
+    for name in (*INSTALLED, *FROM_SITE):
         assert BASELINES[name].function(LATER)("q", "k", "v") == "q"
-    assert asked == [{"causal": True}, {"causal": True, "deterministic": True}]
+    assert asked == [{"causal": True}, {"causal": True, "deterministic": True}] * 2
+
+
+def test_flash_attn_3_may_split_keys_forward_and_has_no_wide_deterministic_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FlashAttention3, "absence", lambda self: "")
+    first, strict = (BASELINES[name] for name in INSTALLED)
+    assert isinstance(first, FlashAttention3)
+    assert first.extra(replace(LATER, direction="forward")) == {"num_splits": 0}
+    for dim, takes in ((192, True), (200, False), (256, False)):
+        assert (strict.limit(replace(LATER, dim_qk=dim, dim_v=dim)) == "") is takes
+        assert first.limit(replace(LATER, dim_qk=dim, dim_v=dim)) == ""
 
 
 def test_flash_attn_3_joins_every_suite_where_it_is_installed(
@@ -460,8 +473,8 @@ def test_flash_attn_3_joins_every_suite_where_it_is_installed(
     monkeypatch.setattr(FlashAttention3, "absence", lambda self: "not installed")
     assert (beside_suites(None), beside_suites(tmp_path)) == ((), FROM_SITE)
     monkeypatch.setattr(FlashAttention3, "absence", lambda self: "")
-    assert beside_suites(None) == ("flash_attn_3",)
-    assert beside_suites(tmp_path) == ("flash_attn_3", *FROM_SITE)
+    assert beside_suites(None) == INSTALLED
+    assert beside_suites(tmp_path) == (*INSTALLED, *FROM_SITE)
 
 
 def test_an_autograd_entry_takes_the_gradient_of_every_input() -> None:
