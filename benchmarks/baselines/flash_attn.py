@@ -71,6 +71,13 @@ class FlashAttention2(Baseline):
         return "" if present else f"{self.title} is not installed"
 
 
+def unlike_head_dims(problem: Problem) -> str:
+    """The reason against V of another head dim than Q, where flash-attn 3 has no kernel of the two."""
+    qk, v = problem.dim_qk, problem.dim_v
+    taken = qk == v or qk <= 64 or (128 < qk <= 192 and 96 < v <= 128)
+    return "" if taken else f"it has no kernel of {qk}/{v}"
+
+
 class FlashAttention3(FlashAttention2):
     """flash-attn 3, for Hopper alone.
 
@@ -82,7 +89,7 @@ class FlashAttention3(FlashAttention2):
     title = "flash-attn 3"
     module = "flash_attn_interface"
     modifications = frozenset({"window", "softcap", "packed"})
-    limits = (top_left,)
+    limits: Limits = (top_left, unlike_head_dims)
 
     def extra(self, problem: Problem) -> Mapping[str, Any]:
         """See :meth:`FlashAttention2.extra`."""
@@ -136,8 +143,8 @@ class DeterministicPass(FlashAttention2):
 
 def not_above_192(problem: Problem) -> str:
     """The reason against a backward pass without a deterministic form for wide heads."""
-    wide = max(problem.dim_qk, problem.dim_v) > 192
-    return "it is not deterministic above 192 columns" if wide else ""
+    beyond = max(problem.dim_qk, problem.dim_v) > 192
+    return "it is not deterministic above 192 columns" if beyond else ""
 
 
 class FlashAttention3Deterministic(DeterministicPass, FlashAttention3):
@@ -145,7 +152,7 @@ class FlashAttention3Deterministic(DeterministicPass, FlashAttention3):
 
     name = "flash_attn_3_deterministic"
     title = "flash-attn 3, deterministic"
-    limits = (top_left, not_above_192)
+    limits = (top_left, unlike_head_dims, not_above_192)
 
 
 class FlashAttention4Deterministic(DeterministicPass, FlashAttention4):

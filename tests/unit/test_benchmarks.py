@@ -90,7 +90,7 @@ def test_the_grids_race_cudnn_beside_flash_attention_and_bars_name_comparisons()
                 assert {"sdpa_flash", "sdpa_cudnn"} <= {o.baseline.name for o in opponents}
                 assert not any(o.reason for o in opponents)
                 assert {o.mode for o in opponents} == set(trial.modes)
-        raced = {*names, *FROM_SITE, "flex_flash"}  # which join a suite by flags
+        raced = {*names, *FROM_SITE}  # which join a suite by flags
         every = {
             f"{name} {mode}" for name in raced for t in trials([suite.name]) for mode in t.modes
         }

@@ -27,11 +27,7 @@ from benchmarks import calls, results, run
 from benchmarks.baselines import BASELINES
 from benchmarks.baselines import sdpa as gradients
 from benchmarks.baselines.flash_attn import (
-    FROM_SITE,
-    INSTALLED,
-    FlashAttention3,
     FlashAttention4Deterministic,
-    beside_suites,
 )
 from benchmarks.baselines.sdpa import make_sdpa
 from benchmarks.comparison import describe, opponents_of
@@ -438,43 +434,6 @@ def test_modes_that_are_not_measured_again_keep_their_figures(tmp_path: Path) ->
     file.take(both, whole)
     (again,) = file.document()["rows"]
     assert set(again["entries"]) == set(whole["entries"])
-
-
-def test_only_the_deterministic_baseline_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    class Module:
-        @staticmethod
-        def flash_attn_func(q: Any, k: Any, v: Any, **options: Any) -> Any:
-            asked.append(options)
-            return q, None
-
-    monkeypatch.setattr("benchmarks.baselines.flash_attn.import_module", lambda name: Module)
-    for name in (*INSTALLED, *FROM_SITE):
-        assert BASELINES[name].function(LATER)("q", "k", "v") == "q"
-    assert asked == [{"causal": True}, {"causal": True, "deterministic": True}] * 2
-
-
-def test_flash_attn_3_may_split_keys_forward_and_has_no_wide_deterministic_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(FlashAttention3, "absence", lambda self: "")
-    first, strict = (BASELINES[name] for name in INSTALLED)
-    assert isinstance(first, FlashAttention3)
-    assert first.extra(replace(LATER, direction="forward")) == {"num_splits": 0}
-    for dim, takes in ((192, True), (200, False), (256, False)):
-        assert (strict.limit(replace(LATER, dim_qk=dim, dim_v=dim)) == "") is takes
-        assert first.limit(replace(LATER, dim_qk=dim, dim_v=dim)) == ""
-
-
-def test_flash_attn_3_joins_every_suite_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(FlashAttention3, "absence", lambda self: "not installed")
-    assert (beside_suites(None), beside_suites(tmp_path)) == ((), FROM_SITE)
-    monkeypatch.setattr(FlashAttention3, "absence", lambda self: "")
-    assert beside_suites(None) == INSTALLED
-    assert beside_suites(tmp_path) == (*INSTALLED, *FROM_SITE)
 
 
 def test_an_autograd_entry_takes_the_gradient_of_every_input() -> None:

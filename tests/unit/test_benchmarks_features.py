@@ -320,6 +320,18 @@ def test_a_baseline_with_other_results_is_not_timed(
         guarded.prepare([make_inputs(problem, seed=0, device="cpu")], [])
 
 
+def test_a_single_gradient_that_is_not_a_number_is_seen() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        o: torch.Tensor = make_sdpa(SDPBackend.MATH, PLAIN)(q, k, v + (v - v.detach()).sqrt())
+        return o
+
+    problem = replace(PLAIN, direction="backward")
+    entry = BackwardCall(name="x", function=attend)
+    entry.prepare([inputs := make_inputs(problem, seed=0, device="cpu")], [])
+    with pytest.raises(DisagreementError, match=r"by 0, 0, (nan|inf) of their norm"):
+        check_results(problem, None, entry, inputs)
+
+
 def test_all_baselines_of_the_same_problem_are_compared_with_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

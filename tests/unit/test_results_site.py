@@ -57,8 +57,8 @@ def test_results_are_compact_and_were_made_of_suites() -> None:
             results.rounded(results.summarise(SUITES[path.stem], document["rows"]))
             == (document["summary"])
         ), path
-        of_a_row = 2600 if path.stem == "attention_backward" else 2500  # five baselines, two modes
-        assert path.stat().st_size < of_a_row * (len(document["rows"]) + 2), path
+        entries = sum(len(row["entries"]) for row in document["rows"])
+        assert path.stat().st_size < 1400 * (len(document["rows"]) + 2) + 110 * entries, path
 
 
 def test_nothing_is_fetched_from_anywhere(built: dict[str, str]) -> None:
