@@ -167,6 +167,8 @@ class Comparison:
         shown |= {name: name for name in (STEP, CALL, AUTOGRAD) if name in self._labels}
         shown |= {name: name for name in self._opponents}
         row["entries"] = {label: self._entry(label, name) for label, name in shown.items()}
+        # All entries that are timed take part in every round.
+        row["samples"] = max((timing.samples for timing in self._timings.values()), default=0)
         row["ratios"] = self._ratios(shown)
         if "document_ids" in self._problem.modifications:
             row["share_of_tiles"] = share_of_tiles(self._problem)
@@ -238,7 +240,7 @@ class Comparison:
             # Of a compiler's messages the first line says why; what follows can be pages of its input.
             return {"outcome": {"kind": kind, "reason": reason.partition("\n")[0]}}
         work = self._work(label if opponent is None else opponent.ours, opponent)
-        figures = {name: getattr(timing, name) for name in ("median_us", "spread_us", "samples")}
+        figures = {name: getattr(timing, name) for name in ("median_us", "spread_us")}
         return {**figures, "tflops": work / timing.median_us / 1e6}
 
     def _work(self, label: str, opponent: Opponent | None = None) -> float:

@@ -40,7 +40,7 @@ LIBRARIES = (
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s"}
 LEVEL = NormalDist().inv_cdf(0.975)  # standard errors on either side of a 95 % interval
 DIGITS = 6  # significant ones of a figure that is written
-ERROR_DIGITS, ERRORS = 3, ("spread_us", "error")
+FEWER_DIGITS = {"spread_us": 3, "error": 3, "tflops": 4}
 _DEFAULTS = asdict(Problem())
 
 Document = dict[str, Any]
@@ -76,15 +76,12 @@ def _compact(value: Any) -> str:
 
 
 def rounded(value: Any, digits: int = DIGITS) -> Any:
-    """The value with every float in it cut to so many significant digits; errors to :data:`ERROR_DIGITS`."""
+    """The value with every float in it cut to so many significant digits, or to :data:`FEWER_DIGITS`."""
     if isinstance(value, float):
         short = float(f"{value:.{digits}g}")
         return int(short) if short.is_integer() and abs(short) < 1e15 else short
     if isinstance(value, Mapping):
-        return {
-            name: rounded(item, ERROR_DIGITS if name in ERRORS else digits)
-            for name, item in value.items()
-        }
+        return {name: rounded(item, FEWER_DIGITS.get(name, digits)) for name, item in value.items()}
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
