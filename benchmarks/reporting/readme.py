@@ -35,9 +35,11 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
     """The rows of one GPU's result files: operation, mode, baseline, shapes, and our speed over it.
 
     A baseline stands once in each direction of an operation: from a grid where it was raced there, else from the
-    layers of models. Beside the grids, whole steps stand only where one is slower, as they are made of the other two.
+    layers of models, and from these too where one of them is slower. Where both passes were raced, whole steps, which
+    are made of them, stand only where one is slower.
     """
     rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    passed_over: set[tuple[str, str, str]] = set()
     for suite, document in ((suite, documents[suite]) for suite in SUBJECTS if suite in documents):
         operation = suite if suite in APART else SUBJECTS[suite].partition(",")[0]
         for name, figures in document["summary"].items():
@@ -49,13 +51,20 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
                 or baseline == "eager"  # the formula's other forms are ahead of it everywhere
                 or (suite == "models" and baseline in ("fla", "compiled"))
             )
-            faster_step = mode == "step" and suite in APART and figures["min"] >= 1.0
-            known = (operation, baseline, mode) in rows
-            if other or mode == "autograd" or faster_step or known:
+            if other or mode == "autograd":
                 continue
+            place = (operation, baseline, mode)
+            if figures["min"] >= 1.0:
+                if place in rows or place in passed_over:
+                    continue
+                if mode == "step" and f"{baseline} backward" in document["summary"]:
+                    passed_over.add(place)
+                    continue
+            if place in rows:
+                place = (suite, baseline, mode)
             ratios = (figures["geometric_mean"], figures["min"])
             row = (SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios))
-            rows[operation, baseline, mode] = row
+            rows[place] = row
     operations = [operation for operation, _, _ in rows]
     order = sorted(rows, key=lambda place: (operations.index(place[0]), MODES.index(place[2])))
     return [rows[place] for place in order]

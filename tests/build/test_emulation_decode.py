@@ -125,6 +125,15 @@ def test_other_main_loops_and_schedules(tmp_path: Path, knobs: dict[str, Any]) -
     assert outcome.ok, outcome.reason
 
 
+@pytest.mark.parametrize("warpgroups", [3, 4])
+def test_warpgroups_that_take_turns_split_keys(tmp_path: Path, warpgroups: int) -> None:
+    tall = candidate(warpgroups=warpgroups, mainloop="scores_first", ping_pong=True, k_stages=3)
+    chunk = replace(PROBLEMS[3], heads_q=8, seqlen_k=400)  # four tiles of rows for each head of K
+    kernel = build(tall, tmp_path / "kernel").with_launch_knobs({"splits": 3})
+    outcome = check(kernel, [chunk, *PROBLEMS[2:4]], RUNS)
+    assert outcome.ok, outcome.reason
+
+
 def test_packed_rows_need_no_splits(tmp_path: Path) -> None:
     kernel = build(candidate(split_kv=False), tmp_path / "kernel")
     outcome = check(kernel, PROBLEMS[:4], [("lazy", 0)])

@@ -10,6 +10,7 @@ import torch
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_forward_sm90.knobs import knobs_of
 from tests.numerics import harness
 from tests.numerics.cases import Case
 from tests.numerics.kernel_pool import KernelPool
@@ -30,6 +31,24 @@ DECODING = {
     "unlike_dims": replace(FEW, heads_kv=8, dim_qk=192),
     "wide_dims": replace(FEW, dim_qk=256, dim_v=256),
     "short": replace(FEW, seqlen_k=1),
+}
+CHUNK = replace(
+    FEW,
+    batch=1,
+    heads_q=8,
+    heads_kv=1,
+    seqlen_q=300,
+    seqlen_k=9000,
+    dim_qk=64,
+    dim_v=64,
+    causal=True,
+)
+TALL = {
+    "few_rows": replace(CHUNK, seqlen_q=128),
+    "softcap": replace(CHUNK, modifications=("softcap",)),
+    "masks": replace(CHUNK, modifications=("attn_mask",), seqlen_k=4000),
+    "unlike_dims": replace(CHUNK, dim_qk=192, dim_v=128),
+    **{f"d{dim}": replace(CHUNK, dim_qk=dim, dim_v=dim) for dim in (32, 64, 80, 96, 112, 128, 160)},
 }
 
 
@@ -55,3 +74,17 @@ def test_split_counts(pool: KernelPool, name: str, family: str, device: torch.de
         for seed in harness.SEEDS:
             case = Case(problem=problem)
             assert harness.errors_of(kernel, case, seed=seed, device=device) == [], candidate.name
+
+
+@pytest.mark.parametrize("name", TALL)
+def test_tiles_of_three_and_four_warpgroups_split_keys(
+    pool: KernelPool, name: str, device: torch.device
+) -> None:
+    default = stream_of("sm90", TALL[name], device)
+    assert default.knobs.split_kv
+    assert knobs_of(default).warpgroups > 2
+    for splits in (knobs_of(default).splits, 3):
+        kernel = pool.kernel(default.launched({"splits": splits}))
+        for seed in harness.SEEDS:
+            case = Case(problem=TALL[name])
+            assert harness.errors_of(kernel, case, seed=seed, device=device) == [], default.name

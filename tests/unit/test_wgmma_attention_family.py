@@ -224,7 +224,7 @@ def test_the_keys_of_a_chunk_of_few_heads_are_shared() -> None:
     ranked = rank(chunk, offered(chunk), POLICY.spec)
     assert knobs_of(ranked[0][0]).split_kv
     default = POLICY.default(chunk)
-    assert (knobs_of(default).warpgroups, knobs_of(default).splits) == (2, 8)
+    assert (knobs_of(default).warpgroups, knobs_of(default).splits) == (3, 12)
     assert default in offered(chunk)
     plain = replace(default, knobs=replace(default.knobs, splits=1))
     assert ranked[0][1].us < 0.4 * estimate(chunk, plain, POLICY.spec).us

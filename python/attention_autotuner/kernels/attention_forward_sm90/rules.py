@@ -161,6 +161,7 @@ DEEPEST_STAGES = 6  # where keys stream
 STREAM_BYTES = 100 * 1024
 """Of K and V in flight where they stream: on an H200, one query of 16 x 8 heads on 8192 keys, d64, 64.3 us with 96 KB,
 67.3 with 192, 66.1 with 64; sixteen queries at d128 126, 134 and 131."""
+TALL_WARPGROUPS = 3  # from which on what a step waits for is its MMAs, and not keys that stream
 LARGER_BLOCK, LARGEST_BLOCK = 48, 128  # keys
 SMALLEST_BLOCK = 64  # that pays on few keys, and where causal tiles are few
 DEEP_STAGES, SHALLOW_STAGES = 3, 2
@@ -174,7 +175,7 @@ def _holds(c: Candidate, **knobs: Any) -> bool:
 
 def _stages_suit_the_stream(c: Candidate) -> str | None:
     knobs = knobs_of(c)
-    if not knobs.split_kv:
+    if not knobs.split_kv or knobs.warpgroups >= TALL_WARPGROUPS:
         return None
     key_bytes = 2 * (c.padded_dim_qk + c.padded_dim_v)
     held = knobs.k_stages * knobs.block_n * key_bytes

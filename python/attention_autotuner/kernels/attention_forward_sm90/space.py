@@ -13,7 +13,7 @@ from ...core.problem import NO_WINDOW, Problem
 from ..shared.passes import first_legal, points_of
 from ..shared.split_kv import rows_of_group, split_counts
 from . import masked_space, streams
-from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
+from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs, Mainloop, Output, Schedule
 from .plans import LAUNCH_US, Plan, by_time, plain, plans_of, times_of
 from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
 
@@ -218,22 +218,29 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
             yield point
             continue
         counts = split_counts(problem, point, spec.num_sms)
-        if streams.suits(point, problem):
+        if streams.plan_of(point, problem) is not None:
             counts.insert(0, streams.timed(problem, point, spec)[1])
         for splits in dict.fromkeys(counts):
             yield replace(point, splits=splits)
 
 
 def _unsplit(problem: Problem) -> Iterator[AttentionForwardSm90Knobs]:
-    """Points whose keys may be split, of one or two warpgroups, the most stages first."""
-    several = rows_of_group(problem) > streams.LEAST_QUERIES
+    """Points whose keys may be split: of one or two warpgroups, the most stages first, and tall tiles for many rows."""
+    rows = rows_of_group(problem)
     stages = range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1)
-    points = product((1, 2) if several else (1,), STREAM_BLOCKS, STREAM_MAINLOOPS, stages)
-    for warpgroups, block_n, mainloop, key_stages in points:
+    few = (1, 2) if rows > WARPGROUP_ROWS else (1,)
+    points = [(*point, False) for point in product(few, STREAM_BLOCKS, STREAM_MAINLOOPS, stages)]
+    points += [
+        (plan.warpgroups, plan.block_n, plan.mainloop, plan.key_stages, plan.ping_pong)
+        for plan in streams.plans_of(problem)
+        if plan.key_stages is not None and rows > (plan.warpgroups - 1) * WARPGROUP_ROWS
+    ]
+    for warpgroups, block_n, mainloop, key_stages, ping_pong in points:
         yield AttentionForwardSm90Knobs(
             warpgroups=warpgroups,
             block_n=block_n,
             mainloop=mainloop,
+            ping_pong=ping_pong,
             q_stages=1,
             k_stages=key_stages,
             v_stages=key_stages,
@@ -258,13 +265,13 @@ def _fastest_stream(
         return first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
     timed: dict[AttentionForwardSm90Knobs, tuple[float, int]] = {}
-    suited = [point for point in _unsplit(problem) if streams.suits(point, problem)]
-    for warpgroups in (1, 2):
-        first = first_of(point for point in suited if point.warpgroups == warpgroups)
+    offered = [*_unsplit(problem)]
+    for plan in streams.plans_of(problem):
+        first = first_of(point for point in offered if streams.plan_of(point, problem) is plan)
         if first is not None:
             timed[first] = streams.timed(plain(problem), first, spec)
     if not timed:
-        return inf, first_of(_unsplit(problem))
+        return inf, first_of(offered)
     knobs = min(timed, key=lambda point: timed[point][0])
     us, splits = timed[knobs]
     if problem.window_size != NO_WINDOW:

@@ -1,39 +1,137 @@
 """Plans of attention's forward of family ``sm90`` whose CTAs share the keys of a tile of rows, and in how many splits.
 
 They suit tiles of rows that are fewer than the SMs: a few queries, or a chunk of a prompt of few heads. Their times
-were fitted to races on an H200, of 16 to 4096 queries on 512 to 128k keys; ``benchmarks.default_races`` says what the
-choice costs over the fastest kernel, docs/kernel_log.md how it came about.
+were fitted to races on an H200, of 16 to 4096 queries on 512 to 128k keys, those of three and four warpgroups of 64
+queries and more; ``benchmarks.default_races`` says what the choice costs over the fastest kernel, docs/kernel_log.md
+how it came about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import ceil, inf
 from statistics import fmean
 
 from ...arch.spec import ArchSpec
+from ...core.modifications import COMPILED
 from ...core.problem import NO_WINDOW, Problem
 from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared.schedule import makespan, tiles_of
 from ..shared.split_kv import HBM_SHARE, most_splits, packed_heads, queries_are_few
-from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs
+from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs, Mainloop
 from .plans import Costs, of_head_dims, plain
 
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """Knobs that are chosen together.
+
+    Attributes:
+        warpgroups, mainloop, block_n: as the knobs.
+        ping_pong: as the knob.
+        key_stages: of K, and of V; None: as many as keep memory busy.
+        costs: microseconds of a tile of rows beside its steps, and of a step.
+        spills_with: modifications for which its registers do not suffice.
+    """
+
+    warpgroups: int
+    mainloop: Mainloop
+    block_n: int
+    ping_pong: bool = False
+    key_stages: int | None = None
+    costs: Costs
+    spills_with: frozenset[str] = frozenset()
+
+
+def _plans(block_n: int, single: Costs, double: Costs, *tall: StreamPlan) -> tuple[StreamPlan, ...]:
+    return (
+        StreamPlan(warpgroups=1, mainloop="overlap", block_n=block_n, costs=single),
+        StreamPlan(warpgroups=2, mainloop="overlap", block_n=block_n, costs=double),
+        *tall,
+    )
+
+
+def _tall(
+    warpgroups: int,
+    mainloop: Mainloop,
+    block_n: int,
+    key_stages: int,
+    costs: Costs,
+    *,
+    free: bool = False,
+    spills_with: Iterable[str] = (),
+) -> StreamPlan:
+    return StreamPlan(
+        warpgroups=warpgroups,
+        mainloop=mainloop,
+        block_n=block_n,
+        ping_pong=mainloop == "scores_first" and not free,
+        key_stages=key_stages,
+        costs=costs,
+        spills_with=frozenset(spills_with),
+    )
+
+
 LEAST_QUERIES = WARPGROUP_ROWS  # with fewer, most MMAs of a warpgroup are wasted
-WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
-BLOCKS = {False: 128, True: 64}  # keys of a step, by whether head dims are wide
-COSTS: tuple[tuple[tuple[int, int], dict[int, Costs]], ...] = (
-    ((32, 32), {1: (0.0, 0.674), 2: (0.33, 1.066)}),
-    ((64, 64), {1: (0.63, 0.747), 2: (0.20, 1.331)}),
-    ((80, 80), {1: (0.65, 0.896), 2: (1.24, 1.389)}),
-    ((96, 96), {1: (0.70, 0.856), 2: (0.56, 1.548)}),
-    ((112, 112), {1: (0.0, 0.544), 2: (1.31, 0.702)}),
-    ((128, 128), {1: (0.0, 0.542), 2: (0.13, 0.805)}),
-    ((192, 128), {1: (0.0, 0.662), 2: (0.33, 0.916)}),
-    ((128, 256), {1: (0.0, 0.619), 2: (0.80, 0.899)}),
-    ((256, 256), {1: (0.64, 0.760), 2: (1.22, 1.227)}),
+PLANS: tuple[tuple[tuple[int, int], tuple[StreamPlan, ...]], ...] = (
+    (
+        (32, 32),
+        _plans(128, (0.0, 0.674), (0.33, 1.066), _tall(4, "serial", 64, 6, (3.19, 0.726))),
+    ),
+    (
+        (64, 64),
+        _plans(
+            128,
+            (0.63, 0.747),
+            (0.20, 1.331),
+            _tall(3, "scores_first", 96, 4, (0.76, 0.966)),
+            _tall(4, "scores_first", 64, 4, (0.75, 0.852)),
+        ),
+    ),
+    (
+        (80, 80),
+        _plans(
+            128,
+            (0.65, 0.896),
+            (1.24, 1.389),
+            _tall(3, "scores_first", 96, 3, (2.08, 1.057), spills_with=("attn_mask",)),
+        ),
+    ),
+    (
+        (96, 96),
+        _plans(
+            128,
+            (0.70, 0.856),
+            (0.56, 1.548),
+            _tall(3, "scores_first", 96, 3, (1.57, 1.137), spills_with=("attn_mask",)),
+        ),
+    ),
+    (
+        (112, 112),
+        _plans(64, (0.0, 0.544), (1.31, 0.702), _tall(3, "scores_first", 64, 3, (1.65, 0.834))),
+    ),
+    (
+        (128, 128),
+        _plans(64, (0.0, 0.542), (0.13, 0.805), _tall(3, "scores_first", 64, 3, (0.0, 0.942))),
+    ),
+    (
+        (192, 128),
+        _plans(64, (0.0, 0.662), (0.33, 0.916), _tall(3, "scores_first", 64, 2, (0.93, 1.158))),
+    ),
+    (
+        (160, 160),  # one warpgroup: between those of 128 and of 192/128
+        _plans(
+            64,
+            (0.3, 0.645),
+            (0.92, 0.843),
+            _tall(3, "scores_first", 64, 2, (1.65, 1.181), free=True, spills_with=COMPILED),
+        ),
+    ),
+    ((128, 256), _plans(64, (0.0, 0.619), (0.80, 0.899))),
+    ((256, 256), _plans(64, (0.64, 0.760), (1.22, 1.227))),
 )
-"""By the padded head dims, of q and k and of v, up to which they hold, and by warpgroups."""
+"""By the padded head dims, of q and k and of v, up to which they hold."""
 MARGIN = 1.05  # by which they are to be faster than plans that share nothing
 LAUNCH_US = 3.9
 MOST_ROUNDS = 4  # of tiles on the SMs, beyond which more splits only cost
@@ -63,10 +161,21 @@ def fit_the_sms(problem: Problem, spec: ArchSpec) -> bool:
     return problem.seqlen_q < LEAST_QUERIES or tiles <= spec.num_sms
 
 
-def suits(knobs: AttentionForwardSm90Knobs, problem: Problem) -> bool:
-    """True for the knobs of which :func:`timed` knows a time."""
-    block = BLOCKS[problem.widest_dim > WIDE_DIM]
-    return knobs.block_n == block and knobs.mainloop == "overlap"
+def plans_of(problem: Problem) -> tuple[StreamPlan, ...]:
+    """The plans for the head dims and the modifications of a problem."""
+    modified = set(problem.compiled_modifications)
+    return tuple(
+        plan for plan in of_head_dims(PLANS, problem, ()) if not plan.spills_with & modified
+    )
+
+
+def plan_of(knobs: AttentionForwardSm90Knobs, problem: Problem) -> StreamPlan | None:
+    """The plan of some knobs, of which :func:`timed` knows a time; None where there is none."""
+
+    def chosen(values: AttentionForwardSm90Knobs | StreamPlan) -> tuple[int, str, int, bool]:
+        return values.warpgroups, values.mainloop, values.block_n, values.ping_pong
+
+    return next((plan for plan in plans_of(problem) if chosen(plan) == chosen(knobs)), None)
 
 
 def timed(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) -> tuple[float, int]:
@@ -89,9 +198,13 @@ def times_of(
 ) -> Iterator[tuple[float, int]]:
     """The times of a kernel with the splits that it may be offered, microseconds, each with how many these are.
 
-    Arguments are those of :func:`timed`, but for documents and a prefix, which have to be left out.
+    None without a plan. Arguments are those of :func:`timed`, but for documents and a prefix, which have to be left
+    out.
     """
-    fixed, step = of_head_dims(COSTS, problem, COSTS[-1][1])[knobs.warpgroups]
+    plan = plan_of(knobs, problem)
+    if plan is None:
+        return
+    fixed, step = plan.costs
     heads = packed_heads(problem, knobs)
     queries = knobs.block_m // heads
     steps = tiles_of(problem, block=queries, step=knobs.block_n, by_queries=True)
