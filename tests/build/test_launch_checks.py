@@ -10,11 +10,6 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import H100
-from attention_autotuner.codegen.artifact import Artifact, BuildTarget
-from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.render import render
-from attention_autotuner.codegen.store import Store
-from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core import abi
 from attention_autotuner.core.candidate import Candidate, Family
 from attention_autotuner.core.problem import Problem
@@ -24,6 +19,7 @@ from attention_autotuner.kernels.registry import kernels_for
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.operations.gemm.problem import of_sizes
 from attention_autotuner.operations.params import SOMEWHERE, params_of
+from tests.emulation.build import build
 from tests.numerics.packed_sequences import RETENTION
 
 pytestmark = pytest.mark.build
@@ -82,17 +78,12 @@ def default(problem: Problem, family: Family) -> Candidate:
 
 
 @pytest.fixture(scope="module")
-def libraries(kernel_store: Store) -> dict[str, Path]:
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Libraries by name, for the emulated machine: what answers is host code, which is the same."""
     made = {name: candidate for name, (_, candidate) in SPLIT.items()}
     made |= {name: default(problem, family) for name, (problem, family, _) in LATER.items()}
-    kernels = [render(candidate) for candidate in made.values()]
-    target = BuildTarget(arch="90a")
-    results = build(kernels, target, toolchain=find_toolchain(), store=kernel_store)
-    paths = {}
-    for name, result in zip(made, results, strict=True):
-        assert isinstance(result, Artifact), result
-        paths[name] = result.path
-    return paths
+    root = tmp_path_factory.mktemp("libraries")
+    return {name: build(candidate, root / name).path for name, candidate in made.items()}
 
 
 def of_some_tensors(problem: Problem) -> Any:
