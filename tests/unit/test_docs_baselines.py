@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.results import LEVEL
+from pathlib import Path
+
+from attention_autotuner.arch import resolve
+from benchmarks.default_races import default_of, read_races, without_stages
+from benchmarks.results import LEVEL, ratio_text
 from tests.result_files import result
 from tests.unit.test_docs_figures import greatest, shown, words_of
+
+RACES = Path("benchmarks/results/nvidia-h200/forward_splits_tall.json.xz")
 
 
 def ratios_of(suite: str, case: str) -> list[str]:
@@ -55,3 +61,41 @@ def test_sdpa_of_packed_sequences_waits_for_the_host() -> None:
     waits = result("packed_sequences")["rows"][0]["ratios"]["sdpa_flash forward"]
     said = f"{waits['ratio']:.2f} is ±{100 * LEVEL * waits['error']:.0f} %,"
     assert said in words_of("packed_sequences.md")
+
+
+def test_the_page_about_decoding_has_the_results() -> None:
+    page = words_of("decoding.md")
+    rows = {row["case"]: row for row in result("decode")["rows"]}
+    baselines = ("copy", "flash_attn_3", "flash_attn_4", "sdpa_cudnn", "sdpa_flash")
+    for title, case in (
+        ("one query on 8k keys, 32/8 heads of 128", "llama3_8b_batch_1_1_on_8k"),
+        ("the same with 128k keys", "llama3_8b_batch_1_1_on_128k"),
+        ("16 sequences, one query on 8k", "llama3_8b_batch_16_1_on_8k"),
+        ("16 sequences, 16 queries on 8k", "llama3_8b_batch_16_16_on_8k"),
+        ("64 sequences, one query on 8k", "llama3_8b_batch_64_1_on_8k"),
+        ("16 sequences, heads of 64", "d64_batch_16_1_on_8k"),
+        ("16 sequences, heads of 256", "d256_batch_16_1_on_8k"),
+        ("16 sequences, 192/128, 16 heads", "d192_128_batch_16_1_on_8k"),
+    ):
+        ratios = [rows[case]["ratios"].get(f"{name} forward") for name in baselines]
+        cells = [f"{rows[case]['entries']['pick']['median_us']:.1f}"]
+        cells += ["-" if ratio is None else ratio_text(ratio["ratio"]) for ratio in ratios]
+        assert f"| {title} | {' | '.join(cells)} |" in page
+
+
+def test_the_page_about_decoding_has_the_races_of_chunks(repository: Path) -> None:
+    page, choose = words_of("decoding.md"), default_of(resolve("H200"))
+    before = {row["case"]: row["entries"] for row in result("small_batches")["rows"]}
+    races = read_races(repository / RACES)
+    for title, case, shape in (
+        ("512 queries on 32k keys, 4/1 heads", "llama3_8b_8_ranks_512_on_32k", "h4/1 s512x32768"),
+        ("2k on 16k, 4/1", "llama3_8b_8_ranks_2k_on_16k", "h4/1 s2048x16384"),
+        ("512 on 128k, 8/1", "llama3_70b_8_ranks_512_on_128k", "h8/1 s512x131072"),
+        ("512 on 8k, 16/4", "llama3_8b_2_ranks_512_on_8k", "h16/4 s512x8192"),
+        ("64 on 8k, 32/8", "llama3_8b_64_on_8k", "h32/8 s64x8192"),
+    ):
+        race = next(r for r in races if r.problem.describe().endswith(f" b1 {shape} d128 causal"))
+        low = min(us for label, us in race.us.items() if "_overlap_" in label)
+        cells = [low, race.us[without_stages(choose(race.problem))]]
+        cells.append(before[case]["flash_attn_3 forward"]["median_us"])
+        assert f"| {title} | {' | '.join(f'{us:.1f}' for us in cells)} |" in page
