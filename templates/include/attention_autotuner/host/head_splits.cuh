@@ -2,7 +2,6 @@
 // reduction).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 namespace attention_autotuner {
@@ -19,7 +18,8 @@ inline int count_head_splits(int64_t ctas, int group, int64_t enough_ctas) {
 // of blocks that a long one ends beside short ones. On an H200 that are 17 of 132 SMs: 1213 us against 1677 with 28/4
 // heads of 4096 tokens in two sequences, 2453 against 2791 with 32/8 of 8192, a tie where lists are 32.
 inline int64_t enough_uneven_ctas(int64_t blocks, int enough_ctas) {
-  return std::max(int64_t(enough_ctas), blocks * ((enough_ctas + 7) / 8));
+  int64_t const of_lists = blocks * ((enough_ctas + 7) / 8);
+  return of_lists > enough_ctas ? of_lists : enough_ctas;  // <algorithm> takes a tenth of the time to compile
 }
 
 }  // namespace attention_autotuner
