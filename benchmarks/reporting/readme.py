@@ -38,8 +38,7 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
     layers of models, and from these too where one of them is slower. Where both passes were raced, whole steps, which
     are made of them, stand only where one is slower.
     """
-    rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
-    passed_over: set[tuple[str, str, str]] = set()
+    rows: dict[tuple[str, str, str], tuple[str, ...] | None] = {}  # None: left out
     for suite, document in ((suite, documents[suite]) for suite in SUBJECTS if suite in documents):
         operation = suite if suite in APART else SUBJECTS[suite].partition(",")[0]
         for name, figures in document["summary"].items():
@@ -51,23 +50,19 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
                 or baseline == "eager"  # the formula's other forms are ahead of it everywhere
                 or (suite == "models" and baseline in ("fla", "compiled"))
             )
-            if other or mode == "autograd":
+            place, slower = (operation, baseline, mode), figures["min"] < 1.0
+            if other or mode == "autograd" or (place in rows and not slower):
                 continue
-            place = (operation, baseline, mode)
-            if figures["min"] >= 1.0:
-                if place in rows or place in passed_over:
-                    continue
-                if mode == "step" and f"{baseline} backward" in document["summary"]:
-                    passed_over.add(place)
-                    continue
-            if place in rows:
+            if rows.get(place) is not None:
                 place = (suite, baseline, mode)
+            made_of_others = mode == "step" and f"{baseline} backward" in document["summary"]
             ratios = (figures["geometric_mean"], figures["min"])
             row = (SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios))
-            rows[place] = row
+            rows.pop(place, None)  # one that was left out stands where this suite's do
+            rows[place] = None if made_of_others and not slower else row
     operations = [operation for operation, _, _ in rows]
     order = sorted(rows, key=lambda place: (operations.index(place[0]), MODES.index(place[2])))
-    return [rows[place] for place in order]
+    return [shown for place in order if (shown := rows[place]) is not None]
 
 
 def cells(row: tuple[str, ...], words: Mapping[str, str]) -> list[str]:

@@ -44,11 +44,12 @@ CHUNK = replace(
     causal=True,
 )
 TALL = {
-    "few_rows": replace(CHUNK, seqlen_q=128),
+    "no_groups": replace(CHUNK, heads_kv=8, seqlen_q=512),
     "softcap": replace(CHUNK, modifications=("softcap",)),
     "masks": replace(CHUNK, modifications=("attn_mask",), seqlen_k=4000),
     "unlike_dims": replace(CHUNK, dim_qk=192, dim_v=128),
-    **{f"d{dim}": replace(CHUNK, dim_qk=dim, dim_v=dim) for dim in (32, 64, 80, 96, 112, 128, 160)},
+    "d160": replace(CHUNK, batch=2, seqlen_q=384, seqlen_k=10000, dim_qk=160, dim_v=160),
+    **{f"d{dim}": replace(CHUNK, dim_qk=dim, dim_v=dim) for dim in (32, 64, 80, 96, 112, 128)},
 }
 
 

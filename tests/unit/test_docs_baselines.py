@@ -87,6 +87,7 @@ def test_the_page_about_decoding_has_the_races_of_chunks(repository: Path) -> No
     page, choose = words_of("decoding.md"), default_of(resolve("H200"))
     before = {row["case"]: row["entries"] for row in result("small_batches")["rows"]}
     races = read_races(repository / RACES)
+    behind = []
     for title, case, shape in (
         ("512 queries on 32k keys, 4/1 heads", "llama3_8b_8_ranks_512_on_32k", "h4/1 s512x32768"),
         ("2k on 16k, 4/1", "llama3_8b_8_ranks_2k_on_16k", "h4/1 s2048x16384"),
@@ -98,4 +99,26 @@ def test_the_page_about_decoding_has_the_races_of_chunks(repository: Path) -> No
         low = min(us for label, us in race.us.items() if "_overlap_" in label)
         cells = [low, race.us[without_stages(choose(race.problem))]]
         cells.append(before[case]["flash_attn_3 forward"]["median_us"])
+        if cells[2] < cells[0]:
+            behind.append(cells[1] / cells[0])
         assert f"| {title} | {' | '.join(f'{us:.1f}' for us in cells)} |" in page
+    assert len(behind) == result("small_batches")["summary"]["flash_attn_3 forward"]["slower"]
+    said = f"which take {min(behind):.2f} to {max(behind):.2f} of the time"
+    assert said in (repository / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_kernel_log_has_the_steps_of_grouped_heads() -> None:
+    rows = {(row["case"], row["modes"][0]): row["entries"] for row in result("models")["rows"]}
+    ours, theirs = [], []
+    for case in ("llama3_8b_8k", "llama3_70b_8k", "qwen2_5_7b_4k"):
+        forward, step = rows[case, "forward"], rows[case, "step"]
+        theirs.append(
+            step["flash_attn_3 step"]["median_us"] - forward["flash_attn_3 forward"]["median_us"]
+        )
+        ours.append(step["pick"]["median_us"])
+    said = [f"{a:.0f}, {b:.0f} and {c:.0f}" for a, b, c in (theirs, ours)]
+    assert f"beyond its forward is {said[0]} us, where ours takes {said[1]}" in words_of(
+        "kernel_log.md"
+    )
+    assert min(a / b for a, b in zip(ours, theirs, strict=True)) > 1.005
+    assert max(a / b for a, b in zip(ours, theirs, strict=True)) < 1.045

@@ -267,7 +267,7 @@ def _fastest_stream(
     timed: dict[AttentionForwardSm90Knobs, tuple[float, int]] = {}
     offered = [*_unsplit(problem)]
     for plan in streams.plans_of(problem):
-        first = first_of(point for point in offered if streams.plan_of(point, problem) is plan)
+        first = first_of(point for point in offered if plan.is_of(point))
         if first is not None:
             timed[first] = streams.timed(plain(problem), first, spec)
     if not timed:

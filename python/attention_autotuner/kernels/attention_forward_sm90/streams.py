@@ -43,6 +43,15 @@ class StreamPlan:
     costs: Costs
     spills_with: frozenset[str] = frozenset()
 
+    def is_of(self, knobs: AttentionForwardSm90Knobs) -> bool:
+        """True for the knobs of this plan, with whatever stages and splits."""
+        return (
+            self.warpgroups == knobs.warpgroups
+            and self.block_n == knobs.block_n
+            and self.mainloop == knobs.mainloop
+            and self.ping_pong == knobs.ping_pong
+        )
+
 
 def _plans(block_n: int, single: Costs, double: Costs, *tall: StreamPlan) -> tuple[StreamPlan, ...]:
     return (
@@ -171,11 +180,7 @@ def plans_of(problem: Problem) -> tuple[StreamPlan, ...]:
 
 def plan_of(knobs: AttentionForwardSm90Knobs, problem: Problem) -> StreamPlan | None:
     """The plan of some knobs, of which :func:`timed` knows a time; None where there is none."""
-
-    def chosen(values: AttentionForwardSm90Knobs | StreamPlan) -> tuple[int, str, int, bool]:
-        return values.warpgroups, values.mainloop, values.block_n, values.ping_pong
-
-    return next((plan for plan in plans_of(problem) if chosen(plan) == chosen(knobs)), None)
+    return next((plan for plan in plans_of(problem) if plan.is_of(knobs)), None)
 
 
 def timed(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) -> tuple[float, int]:
