@@ -36,7 +36,7 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
 
     A baseline stands once in each direction of an operation: from a grid where it was raced there, else from the
     layers of models, and from these too where one of them is slower. Where both passes were raced, whole steps, which
-    are made of them, stand only where one is slower.
+    are made of them, stand only where one is slower, and by more than the backward pass alone.
     """
     rows: dict[tuple[str, str, str], tuple[str, ...] | None] = {}  # None: left out
     for suite, document in ((suite, documents[suite]) for suite in SUBJECTS if suite in documents):
@@ -55,11 +55,12 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
                 continue
             if rows.get(place) is not None:
                 place = (suite, baseline, mode)
-            made_of_others = mode == "step" and f"{baseline} backward" in document["summary"]
+            passes = document["summary"].get(f"{baseline} backward") if mode == "step" else None
+            worst = passes is None or (slower and figures["min"] < passes["min"])
             ratios = (figures["geometric_mean"], figures["min"])
             row = (SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios))
             rows.pop(place, None)  # one that was left out stands where this suite's do
-            rows[place] = None if made_of_others and not slower else row
+            rows[place] = row if worst else None
     operations = [operation for operation, _, _ in rows]
     order = sorted(rows, key=lambda place: (operations.index(place[0]), MODES.index(place[2])))
     return [shown for place in order if (shown := rows[place]) is not None]

@@ -13,7 +13,10 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.attention_backward_sm90.cost import section_heads
+from attention_autotuner.kernels.attention_backward_sm90.cost import (
+    section_heads,
+    tail_heads,
+)
 from attention_autotuner.kernels.attention_backward_sm90.knobs import (
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
@@ -255,7 +258,9 @@ def test_as_many_heads_are_side_by_side(tmp_path: Path) -> None:
             numbers = ", ".join(str(int(field)) for field in fields)
             config = f"Config{index}"
             calls.append(f"print<{config}, {traits.format(config)}>({numbers});")
-            expected.append(section_heads(asked, shape, heads, group, 132))
+            section = section_heads(asked, shape, heads, group, 132)
+            tail = tail_heads(asked, shape, heads, section, 132)
+            expected.append((section, tail))
     head, _, _ = source_of(candidates).partition("int main() {")
     text = f"""{head}
 #include <attention_autotuner/attention_backward_sm90/sections.cuh>
@@ -265,7 +270,11 @@ void print(int batch, int heads_q, int heads_kv, int rows, int causal, int dim, 
   p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv, p.seqlen_q = p.seqlen_k = rows;
   p.causal = causal, p.dim_qk = p.dim_v = dim, p.window_left = left, p.window_right = right;
   p = attention_autotuner::with_window(p);
-  std::printf("%d\\n", attention_autotuner::section_heads<Config, T, false>(p, batch * heads_kv, 1, 132));
+  int const heads = batch * heads_kv, blocks = attention_autotuner::divide_up(rows, T::kBlockRows);
+  int const section = attention_autotuner::section_heads<Config, T, false>(p, heads, 1, 132);
+  int tail = 0;
+  if constexpr (T::kTailed) tail = attention_autotuner::tail_heads<T>(p, heads, section, blocks, 132);
+  std::printf("%d %d\\n", section, tail);
 }}
 int main() {{
 {chr(10).join(calls)}
@@ -274,5 +283,7 @@ int main() {{
     result = compile_host(tmp_path, text)
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
-    assert [int(line) for line in ran.stdout.split()] == expected
-    assert len(set(expected)) > 8
+    printed = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    assert printed == expected
+    assert len({section for section, _ in expected}) > 8
+    assert len({tail for _, tail in expected}) > 3

@@ -92,7 +92,7 @@ def test_the_named_models_are_there() -> None:
 
 def test_trials_are_chosen_by_suite_word_and_mode() -> None:
     llama = ["llama3_8b"]
-    assert {t.modes for t in trials(["models"], words=llama)} == {("forward",), ("step",)}
+    assert len({t.modes for t in trials(["models"], words=llama)}) == 3
     (backward,) = trials(["models"], modes=["backward"], words=llama)
     assert (backward.modes, backward.key) == (("backward",), "llama3_8b_8k backward fp16")
     assert {t.suite.name for t in trials(["short", "decode"])} == {"short", "decode"}
@@ -322,8 +322,8 @@ def a_run(
 
 def test_rows_hold_ratios_and_where_they_were_taken() -> None:
     slow = {"sdpa_flash forward": 120.0, "sdpa_flash step": 120.0, "step": 90.0, "autograd": 100.0}
-    run = a_run(trials(["models"], words=["llama3_8b"]), lambda p, name: slow.get(name, 80.0))
-    (forward, first), (step, second) = run.rows()
+    raced = trials(["models"], words=["llama3_8b"], modes=["forward", "step"])
+    (forward, first), (step, second) = a_run(raced, lambda _, name: slow.get(name, 80.0)).rows()
     assert isinstance(first, dict)
     assert isinstance(second, dict)
     assert (forward.modes, step.modes) == (("forward",), ("step",))

@@ -286,6 +286,22 @@ def test_makespan_equals_a_simulation_tile_by_tile(
     assert predicted == simulate(tile_list(costs, heads, slices, longest_first), slots, persistent)
 
 
+def test_the_tail_heads_of_a_list_may_be_side_by_side() -> None:
+    costs = (8, 5, 2)
+    order = [*costs * 4, *(cost for cost in costs for _ in range(3))]
+    predicted = makespan(
+        costs,
+        heads=7,
+        value_slices=1,
+        longest_first=False,
+        persistent=False,
+        slots=4,
+        tail_heads=3,
+    )
+    assert predicted == simulate(order, 4, False)
+    assert predicted < simulate(tile_list(costs, 7, 1, False), 4, False)
+
+
 def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
     costs = tuple(range(40, 0, -1))
     predicted = makespan(

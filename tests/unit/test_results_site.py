@@ -57,7 +57,8 @@ def test_results_are_compact_and_were_made_of_suites() -> None:
             results.rounded(results.summarise(SUITES[path.stem], document["rows"]))
             == (document["summary"])
         ), path
-        assert path.stat().st_size < 2500 * (len(document["rows"]) + 2), path
+        blocks = len(document["rows"]) + len(document["runs"]) + 1
+        assert path.stat().st_size < 2500 * blocks, path
 
 
 def test_nothing_is_fetched_from_anywhere(built: dict[str, str]) -> None:
@@ -337,9 +338,10 @@ def test_a_baseline_stands_once_and_in_bold_where_it_beats_us() -> None:
             **titles,
             "summary": summary(
                 sdpa_flash__backward=1.1,
-                sdpa_flash__step=1.2,
+                sdpa_flash__step=1.05,
                 sdpa_flash__autograd=1.3,
                 sdpa_cudnn__backward=0.7,
+                sdpa_cudnn__step=0.9,  # by less than the backward pass alone
                 deterministic=0.9,
             ),
         },
@@ -353,7 +355,7 @@ def test_a_baseline_stands_once_and_in_bold_where_it_beats_us() -> None:
         ["attention, layers of models", "forward", "**cuDNN**", "3", "**0.60**", "**0.10**"],
         ["attention", "backward", "Flash", "3", "1.10", "**0.60**"],
         ["attention", "backward", "**cuDNN**", "3", "**0.70**", "**0.20**"],
-        ["attention", "forward + backward", "Flash", "3", "1.20", "**0.70**"],
+        ["attention", "forward + backward", "Flash", "3", "1.05", "**0.55**"],
         ["attention, layers of models", "forward + backward", "Flex", "3", "1.60", "1.10"],
     ]
 

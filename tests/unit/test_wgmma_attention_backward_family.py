@@ -88,7 +88,7 @@ def test_defaults_by_head_dim(
     even = f"{words}{share}_raster_persistent{early}" + "_dynamic" * share.endswith("queued")
     assert POLICY.default(with_dims(dims)).knobs.label == even
     causal = with_dims(dims, causal=True)
-    few = POLICY.default(replace(causal, heads_q=4, heads_kv=4))
+    few = POLICY.default(replace(causal, batch=2, heads_kv=4, seqlen_q=1920, seqlen_k=1920))
     assert few.knobs.label == f"{words}{share.replace('own2queued', 'own1bulk')}_lpt{early}"
     claimed = f"{words}{claimed_share}stored_raster_persistent{early}_dynamic"
     assert POLICY.default(causal).knobs.label == (claimed if share else few.knobs.label)
@@ -173,11 +173,11 @@ def test_claimed_blocks_are_offered_with_other_stages(
 
 @pytest.mark.parametrize(("dims", "queries"), [((64, 64), 1100), ((128, 128), 1000)])
 def test_few_uneven_blocks_want_the_longest_first(dims: tuple[int, int], queries: int) -> None:
-    few = with_dims(dims, seqlen_q=queries, seqlen_k=queries, causal=True)
+    few = with_dims(dims, seqlen_q=queries, seqlen_k=queries, causal=True, heads_kv=4)
     claimed = "stored_raster_persistent_early_gathered_dynamic"
     for batch, words in ((4, "bulk_lpt_early_gathered"), (8, claimed), (16, claimed)):
         assert POLICY.default(replace(few, batch=batch)).knobs.label.endswith(words)
-    one_block = replace(few, batch=24, seqlen_q=100, seqlen_k=100)
+    one_block = replace(few, batch=24, heads_kv=16, seqlen_q=100, seqlen_k=100)
     assert "stored_raster" in POLICY.default(one_block).knobs.label
 
 
@@ -193,7 +193,7 @@ def test_ctas_stay_where_a_window_leaves_blocks_even(
     problem = replace(shape, heads_kv=heads_kv, window_size=(keys - 1, -1))
     shares = {knobs_of(c).persistent for c in offered(problem) if not knobs_of(c).dynamic}
     assert shares == {stay}
-    assert knobs_of(POLICY.default(problem)).dynamic is (heads_kv > 4)
+    assert knobs_of(POLICY.default(problem)).dynamic
     ordered = POLICY.default(replace(problem, deterministic=True))
     assert knobs_of(ordered).dynamic
 
@@ -448,13 +448,19 @@ def test_few_blocks_and_short_ones_have_their_own_additions(
 @pytest.mark.parametrize(
     ("options", "splits"),
     [
-        ({}, 7),
+        ({}, 1),  # claimed, of eight lists
+        ({"batch": 1}, 7),
+        ({"deterministic": True}, 7),  # claimed in a list without a tail
         ({"causal": False}, 1),
         ({"window_size": (1023, 0), "modifications": ()}, 1),
         ({"batch": 8}, 1),
+        ({"heads_q": 64, "heads_kv": 8, "batch": 1, "seqlen_q": 2048, "seqlen_k": 2048}, 2),
+        ({"heads_q": 16, "heads_kv": 2, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 2),
+        ({"heads_q": 8, "heads_kv": 1, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 4),
+        ({"heads_q": 32, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 2),
         ({"seqlen_q": 16384, "seqlen_k": 16384, "batch": 1}, 7),
         ({"seqlen_q": 16385, "seqlen_k": 16385, "batch": 1}, 1),
-        ({"heads_q": 16, "heads_kv": 2, "batch": 4}, 4),
+        ({"heads_q": 16, "heads_kv": 2, "batch": 4}, 1),
         ({"seqlen_q": 256, "seqlen_k": 256, "causal": False}, 7),
     ],
 )

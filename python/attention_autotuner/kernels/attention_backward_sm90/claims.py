@@ -10,7 +10,6 @@ from .suitability import (
     BELOW_WIDE,
     CHANGED,
     FEW_WAVES,
-    HELD_DIM,
     PLAIN,
     SINKS,
     WIDE,
@@ -27,11 +26,20 @@ from .suitability import (
 
 CLAIMED_WAVES = 7
 """Blocks of keys an SM, from which they are claimed by CTAs that stay."""
-CLAIMED_SOONER = 3.2  # from which blocks of groups of heads are, long even ones and short ones
-SHORT_KEYS = {False: 256, True: 512}
-"""Keys, by whether head dims are beyond :data:`HELD_DIM` or scores are changed, up to which claims pay sooner."""
-LONG_KEYS = 2048  # of changed scores, beyond which claims pay later, and sums that nobody clears do not under a softcap
-CLAIMED_LATER = 10
+CLAIMED_SOONER = 3.2  # from which long even blocks are, and masked ones of groups of heads
+CLAIMED_LATER = 10  # from which masked ones are on long keys
+SHORT_KEYS, LONG_KEYS = 512, 2048
+"""Keys up to which and beyond which claims of masked and of tailed blocks pay sooner or later."""
+TAILED, TAILED_SHORT = (
+    1.4,
+    1.9,
+)  # from which causal ones are in lists with a tail, and with short keys
+TAILED_HEADS, TAILED_LONG = (
+    0.8,
+    0.3,
+)  # the same of plain scores where no heads share keys, and with long keys
+LONG_TAILED_KEYS = 2048
+QUEUED_KEYS, QUEUED_CAUSAL_WAVES = 256, 8  # up to and from which shares of causal blocks are queued
 MASKED = frozenset({"attn_mask"})
 CLAIMED = PLAIN | CHANGED | MASKED | {PACKED}  # with which claims were raced
 LONG_EVEN_ROWS = 1024  # queries, beyond which even ones are as well, in longer steps
@@ -56,11 +64,10 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
     """True where CTAs that stay and claim the next block of keys are the fastest: of uneven blocks, and of long ones.
 
     On an H200 335 us against 359 at 32 x 16 x 512, d128, causal, 719 against 771 with 2048 tokens, 412 against 452 at
-    32 x 32 x 512, d64, 735 against 756 in a window and 576 against 650 with 16 documents; a tie from 8192 tokens on at
-    d128. With four blocks an SM the last ones of the order leave SMs idle: 168 us against 144 at 4 x 16 x 1000, d128,
-    and 2633 against 2770 with eight, 4 x 32/8 x 4096. With a mask 764 against 794 in one race and 744 against 721 in
-    another. Where shares are queued, the other list has the same order, and claims gain at any number of blocks: 324 us
-    against 354 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000, 59 against 62 at 4 x 8 x 1000, d64.
+    32 x 32 x 512, d64, 735 against 756 in a window and 576 against 650 with 16 documents. With a mask 764 against 794
+    in one race and 744 against 721 in another. Where shares are queued, the other list has the same order, and claims
+    gain at any number of blocks: 324 us against 354 at 32 x 16 x 512, d128, causal, 142 against 145 at 4 x 16 x 1000,
+    59 against 62 at 4 x 8 x 1000, d64.
     """
     if problem.deterministic:
         return pays_queued(problem, spec) and may_claim(problem, spec)
@@ -75,22 +82,39 @@ def pays_dynamic(problem: Problem, spec: ArchSpec) -> bool:
 def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
     """Blocks of keys an SM, from which they are claimed.
 
-    On an H200, bf16, d128: 245 us against 302 at 24 x 48/12 x 211 and 1314 against 1449 at 2 x 40/10 x 3551, causal,
-    879 against 966 at 3 x 80/20 x 1251 without a mask; d64, causal, 40 against 44 at 27 x 8 x 222 and 167 against 181
-    at 64 x 8/2 x 474. With changed scores 72 against 90 at 201 x 2 x 184, d64, and 79 against 92 at 23 x 8 x 212, d128,
-    ALiBi, but 1198 against 1277 at 1 x 16 x 8192, a mask, and 401 against 385 at 2 x 16 x 4096, ALiBi, both d64.
+    On an H200, bf16, without a causal mask: d128, 879 us against 966 at 3 x 80/20 x 1251. With an explicit mask 1198
+    against 1277 at 1 x 16 x 8192, d64. For causal lists with a tail see :func:`_tailed_waves`.
     """
     changed = set(problem.compiled_modifications) - SINKS
-    if changed - CHANGED - MASKED:
+    if PACKED in changed or (changed - CHANGED - MASKED and not problem.causal):
         return CLAIMED_WAVES
     if not problem.causal:
         return CLAIMED_SOONER if _is_long(problem, spec) else CLAIMED_WAVES
-    if changed and problem.seqlen_k > LONG_KEYS:
+    if not is_uneven(problem, spec):
+        return CLAIMED_WAVES if changed - CHANGED - MASKED else CLAIMED_SOONER
+    if not changed & MASKED:
+        few_blocks = problem.seqlen_k <= QUEUED_KEYS and pays_queued(problem, spec)
+        return CLAIMED_SOONER if few_blocks else _tailed_waves(problem, plain=not changed)
+    if problem.seqlen_k > LONG_KEYS:
         return CLAIMED_LATER
-    short = problem.seqlen_k <= SHORT_KEYS[bool(changed) or problem.widest_dim > HELD_DIM]
-    if changed and short:
+    if problem.seqlen_k <= SHORT_KEYS:
         return FEW_WAVES
-    return CLAIMED_SOONER if short or problem.heads_q > problem.heads_kv else CLAIMED_WAVES
+    return CLAIMED_SOONER if problem.heads_q > problem.heads_kv else CLAIMED_WAVES
+
+
+def _tailed_waves(problem: Problem, *, plain: bool) -> float:
+    """The same of causal blocks, whose list has a tail of heads side by side.
+
+    On an H200, bf16, of 200 random shapes, against lists by length, claims took 0.73 to 1.02 of the time from 1.9
+    blocks an SM on, 0.90 in the mean: 308 us against 353 at 2 x 24/8 x 2176 and 522 against 547 at 3 x 16 x 2048, both
+    d128, 824 against 1130 at 3 x 48/6 x 1949, ALiBi. With fewer blocks: 50 against 55 at 1 x 16 x 808 and 223 against
+    231 at 1 x 4/1 x 6144, but 66 against 42 at 3 x 32/16 x 265 and 165 against 153 at 8 x 6/2 x 1280, d112.
+    """
+    if plain and problem.heads_q == problem.heads_kv:
+        return TAILED_HEADS
+    if plain and problem.seqlen_k >= LONG_TAILED_KEYS:
+        return TAILED_LONG
+    return TAILED_SHORT if problem.seqlen_k <= SHORT_KEYS else TAILED
 
 
 def claims_longer_steps(problem: Problem) -> bool:
@@ -131,10 +155,24 @@ def claimed_adds(problem: Problem, spec: ArchSpec) -> tuple[DqAdd, ...]:
     us against 1525 without at d128 with 4096 tokens, 5074 against 5585 with 16384, and 1677 against 1712 at d64; bf16,
     d128, 896 against 981 at 6 x 12 x 2128 without a mask, but 466 against 431 at 92 x 8/4 x 455, causal.
     """
-    if pays_queued(problem, spec):
+    if pays_queued(problem, spec) and not _pays_tail(problem, spec):
         return ("queued",)
     slow = not problem.causal or problem.seqlen_k > LONG_KEYS
     return ("bulk",) if slow and "softcap" in problem.compiled_modifications else ("stored",)
+
+
+def _pays_tail(problem: Problem, spec: ArchSpec) -> bool:
+    """True where a tail gains more than queued shares, whose list has none.
+
+    On an H200 302 us against 332 at 2 x 224/32 x 810, d64, and 131 against 133 at 4 x 32 x 1024, but 246 against 244
+    at 8 x 32 x 1024.
+    """
+    tailed = is_uneven(problem, spec) and not problem.packed and not problem.deterministic
+    return (
+        tailed
+        and problem.seqlen_k > QUEUED_KEYS
+        and not has_waves(problem, spec, QUEUED_CAUSAL_WAVES)
+    )
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:

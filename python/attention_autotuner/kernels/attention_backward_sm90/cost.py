@@ -17,7 +17,7 @@ from ..shared.schedule import tiles_of
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
 from ..shared.workspace import ROW_VALUES
 from .knobs import STORED, knobs_of
-from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
+from .resources import BackwardPassSm90Shape, dq_sum_bytes, has_tail, head_splits, shapes
 
 # Shares of the softmax that are exposed.
 HIDDEN_SHARES = {
@@ -31,6 +31,8 @@ HIDDEN_SHARES = {
 
 AT_ONCE_SHARE = 0.75  # of P and dS whose factors are made once, by the instructions of a step
 SECTION_BYTES = 24e6  # kSectionBytes of the entry
+TAIL_BYTES = 36e6  # kTailBytes of the entry
+SHORT_BLOCKS, MANY_WAVES = 16, 12  # kShort, kManyWaves
 
 
 def predict(
@@ -97,8 +99,10 @@ def _pass_time(
     heads = problem.heads_q if shape.by_queries else problem.heads_kv * splits
     batch = problem.extents[0]
     neighbours = batch * heads  # of a packed block, all
+    tail = 0
     if not problem.packed:
         neighbours = section_heads(problem, shape, batch * heads, group, spec.num_sms)
+        tail = tail_heads(problem, shape, batch * heads, neighbours, spec.num_sms)
     tiles = TileList(
         steps=tuple(group * count for count in steps),
         heads=batch * heads // neighbours,
@@ -106,6 +110,7 @@ def _pass_time(
         longest_first=False,
         # CTAs that wait for each other keep even, whatever their shares are, and so do those that claim blocks.
         persistent=whole.persistent and not whole.dynamic and not is_ordered(shape),
+        tail_heads=tail,
     )
     mma, exposed = step_clks(problem, shape, spec, fit)
     block_clk = fit.gradient_sm90_tile_clk
@@ -149,9 +154,7 @@ def section_heads(
         blocks = min(blocks, -(-seen // shape.block_rows))  # that share a tile of queries
         rows_q = min(rows_q, seen) if in_turn else rows_q
     streamed = problem.seqlen_k if shape.by_queries else rows_q * group
-    sums = FP32_BYTES * problem.dim_qk if shape.share is not None else 0
-    num_bytes = sharing * streamed * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
-    fitting = max(1, int(SECTION_BYTES / num_bytes))
+    fitting = max(1, int(SECTION_BYTES / (sharing * streamed_bytes(problem, shape, streamed))))
     if in_turn:
         wanted = waves * num_sms / blocks
         return nearest_divisor(heads, min(wanted, fitting) if problem.causal else wanted)
@@ -169,6 +172,25 @@ def side_by_side(problem: Problem, shape: BackwardPassSm90Shape) -> int:
         fewer = bool(shape.candidate.modifications) or (by_keys and problem.causal)
         return 2 - fewer if knobs_of(shape.candidate).dynamic else 0
     return int(by_keys and not problem.causal and not shape.candidate.modifications)
+
+
+def tail_heads(
+    problem: Problem, shape: BackwardPassSm90Shape, heads: int, section: int, num_sms: int
+) -> int:
+    """Heads of the tail of a list of claimed causal blocks, side by side: the entry's rule of the same name."""
+    if not has_tail(shape) or not problem.causal or section != 1:
+        return 0
+    blocks = -(-problem.seqlen_k // shape.block_rows)
+    if blocks <= SHORT_BLOCKS and heads * blocks > MANY_WAVES * num_sms:
+        return 0
+    last = min(heads, int(TAIL_BYTES / streamed_bytes(problem, shape, problem.seqlen_q)))
+    return last if last > 1 else 0
+
+
+def streamed_bytes(problem: Problem, shape: BackwardPassSm90Shape, rows: int) -> int:
+    """Bytes that blocks of a head stream of so many rows, with the sums of dQ."""
+    sums = FP32_BYTES * problem.dim_qk if shape.share is not None else 0
+    return rows * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
 
 
 def nearest_divisor(number: int, wanted: float) -> int:

@@ -230,15 +230,24 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
-    return splits_of_block(problem, shapes(candidate)[0].block_rows)
+    keys = shapes(candidate)[0]
+    return splits_of_block(problem, keys.block_rows, tailed=has_tail(keys))
 
 
-def splits_of_block(problem: Problem, block: int) -> int:
+def has_tail(shape: BackwardPassSm90Shape) -> bool:
+    """True where the list of a pass may have a tail of heads side by side: ``kTailed`` of its traits."""
+    queued = shape.share is not None and shape.share.dq_add == "queued"
+    return knobs_of(shape.candidate).dynamic and not (queued or shape.packed or shape.by_queries)
+
+
+def splits_of_block(problem: Problem, block: int, *, tailed: bool = False) -> int:
     """The same of so many keys a block."""
     blocks, enough = -(-problem.seqlen_k // block), ENOUGH_CTAS
     bounded = 0 <= problem.window_size[0] < problem.seqlen_k
     uneven = problem.causal and not bounded and not problem.spanned
     if uneven and blocks <= MOST_SPLIT_BLOCKS:
+        if tailed:
+            return workspace.count_tailed_head_splits(problem, block, enough)
         enough = workspace.enough_uneven_ctas(blocks, ENOUGH_CTAS)
     return workspace.count_head_splits(problem, block, enough)
 

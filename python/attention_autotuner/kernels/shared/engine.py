@@ -83,6 +83,7 @@ class TileList:
         batches: of the heads, those whose CTAs for one block are neighbours in the list: they share a part of a mask.
         longest_first: the order of the list.
         persistent: one CTA per slot loops over tiles.
+        tail_heads: of a list of heads in turn, those at its end whose blocks are side by side.
     """
 
     steps: tuple[int, ...]
@@ -91,6 +92,7 @@ class TileList:
     batches: int = 1
     longest_first: bool
     persistent: bool = False
+    tail_heads: int = 0
 
     @property
     def ctas(self) -> int:
@@ -126,6 +128,7 @@ def span_of(tiles: TileList, slots: int, *, step_clk: float, cta_clk: float) -> 
         longest_first=tiles.longest_first,
         persistent=tiles.persistent,
         slots=slots,
+        tail_heads=tiles.tail_heads,
     )
     even = (COST_UNITS * tiles.all_steps + overhead * tiles.ctas) / slots
     return Span(steps=units / COST_UNITS, idle_steps=max(0.0, units - even) / COST_UNITS)

@@ -98,6 +98,7 @@ def makespan(
     longest_first: bool,
     persistent: bool,
     slots: int,
+    tail_heads: int = 0,
 ) -> int | float:
     """Time until the last slot is done.
 
@@ -108,6 +109,7 @@ def makespan(
         longest_first: the order of the list.
         persistent: static striding instead of greedy dispatch.
         slots: resident CTAs of the whole GPU.
+        tail_heads: heads at the end of a greedy raster list whose row blocks are side by side.
 
     Returns:
         The makespan in units of ``row_costs``.
@@ -121,7 +123,7 @@ def makespan(
         return _static(row_costs, value_slices, heads, slots)
     if longest_first:
         return _greedy_groups(row_costs, heads * value_slices, slots)
-    return _greedy_rows(row_costs, heads, value_slices, slots)
+    return _greedy_rows(row_costs, heads, value_slices, slots, tail_heads)
 
 
 def _greedy_groups(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
@@ -144,17 +146,19 @@ def _greedy_groups(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
 
 
 def _greedy_rows(
-    row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int
+    row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int, tail_heads: int
 ) -> int | float:
     """Greedy dispatch, head after head; long lists lose whole heads at the average rate."""
     per_head = len(row_costs) * value_slices
     kept = -(-max(EXACT_TILES, EXACT_WAVES * slots) // per_head)
     skipped = max(0, heads - kept)
+    tail_heads = min(tail_heads, kept, heads)
+    sections = [1] * (heads - skipped - tail_heads) + [tail_heads] * (tail_heads > 0)
     free = [0] * slots
     latest = 0
-    for _ in range(heads - skipped):
+    for together in sections:
         for cost in row_costs:
-            for _ in range(value_slices):
+            for _ in range(value_slices * together):
                 done = free[0] + cost
                 heapq.heapreplace(free, done)
                 if done > latest:

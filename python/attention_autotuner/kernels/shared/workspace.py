@@ -5,7 +5,7 @@ A test compares them with what built artifacts and the headers compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...core.modifications import TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
@@ -68,17 +68,33 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
         block: keys of a CTA.
         enough_ctas: CTAs that are enough.
     """
-    if problem.packed:
-        return 1
-    group = problem.heads_q // problem.heads_kv
     ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
-    divisors = (n for n in range(1, group + 1) if group % n == 0)
-    return next((n for n in divisors if ctas * n >= enough_ctas), group)
+    return _least_head_splits(problem, lambda splits: ctas * splits >= enough_ctas)
 
 
 def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
     """CTAs that are enough where a head's blocks of keys are causal; the twin in ``host/head_splits.cuh``."""
     return max(enough_ctas, blocks * -(-enough_ctas // 8))
+
+
+def count_tailed_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
+    """CTAs that share a block of keys where causal blocks are claimed; the twin in ``host/head_splits.cuh``."""
+    lists, blocks = problem.heads_kv * problem.batch, -(-problem.seqlen_k // block)
+    group = problem.heads_q // problem.heads_kv
+
+    def enough(splits: int) -> bool:
+        wanted = 4 if group // splits <= 4 else 8
+        return lists * splits >= wanted and 10 * lists * splits * blocks >= 19 * enough_ctas
+
+    return _least_head_splits(problem, enough)
+
+
+def _least_head_splits(problem: Problem, enough: Callable[[int], bool]) -> int:
+    if problem.packed:
+        return 1
+    group = problem.heads_q // problem.heads_kv
+    divisors = (n for n in range(1, group + 1) if group % n == 0)
+    return next((n for n in divisors if enough(n)), group)
 
 
 def head_sums_bytes(problem: Problem) -> list[int]:

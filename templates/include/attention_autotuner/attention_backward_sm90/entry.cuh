@@ -149,8 +149,11 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
     using Host::Places::dq_tiles;
     int64_t semaphores, complete, listed, bias_sums, mask_sums;
 
-    explicit Workspace(Params const& p)
-        : Host::Places(p, kPacked ? 1 : count_key_splits<KernelParams>(p, Keys::kBlockRows, Config::kEnoughCtas)) {
+    static int key_splits(Params const& p) {
+      if constexpr (kPacked) return 1;
+      return count_key_splits<KernelParams, Keys::kTailed>(p, Keys::kBlockRows, Config::kEnoughCtas);
+    }
+    explicit Workspace(Params const& p) : Host::Places(p, key_splits(p)) {
       semaphores = complete = bytes;
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
@@ -246,6 +249,12 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
       }
     }
     if constexpr (T::kDynamic) list.claimed = complete + batch * p.heads_kv * common.splits.divisor;
+    if constexpr (T::kTailed) {
+      int const tail = tail_heads<T>(p, heads * batch, section, blocks, most_ctas);
+      list.tail_head = heads * batch - tail;
+      list.tail_tiles = list.tail_head * blocks;
+      list.tail_heads = Divider::by(maximum(tail, 1));
+    }
     int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
     // CTAs of a head wait for each other in turn: where they begin it together, those of the next head need not wait,
     // and each waits for such as were dispatched before it, which a CTA's second block of the same head would not.

@@ -12,14 +12,16 @@ namespace attention_autotuner {
 inline constexpr int kMostSplitBlocks = 128;  // of a head, beyond which parts of dK and dV take too much memory
 
 // The twin of head_splits() in attention_backward_sm90/resources.py. Causal blocks are of unlike length but in a
-// window; of documents that is not known here.
-template <typename KernelParams, typename Params>
+// window; of documents that is not known here. A list with a tail is full with fewer.
+template <typename KernelParams, bool kTailed, typename Params>
 int count_key_splits(Params const& p, int block_rows, int enough_ctas) {
-  int64_t const blocks = divide_up(p.seqlen_k, block_rows);
+  int64_t const blocks = divide_up(p.seqlen_k, block_rows), lists = int64_t(p.heads_kv) * p.batch;
+  int const group = p.heads_q / p.heads_kv;
   bool uneven = p.causal && !kHasSpans<KernelParams> && blocks <= kMostSplitBlocks;
   if constexpr (kHasWindow<KernelParams>) uneven = uneven && (p.window_left < 0 || p.window_left >= p.seqlen_k);
+  if (uneven && kTailed) return count_tailed_head_splits(lists, blocks, group, enough_ctas);
   int64_t const enough = uneven ? enough_uneven_ctas(blocks, enough_ctas) : enough_ctas;
-  return count_head_splits(blocks * p.heads_kv * p.batch, p.heads_q / p.heads_kv, enough);
+  return count_head_splits(blocks * lists, group, enough);
 }
 
 }  // namespace attention_autotuner

@@ -126,6 +126,8 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
   __device__ __forceinline__ static TileCoordinates coordinates(List const& list, int index) {
     if constexpr (T::kPacked) {
       return listed_tile(index, list);
+    } else if constexpr (T::kTailed) {
+      return tailed_tile<T::kMasked>(index, list);
     } else {
       return section_tile<T::kMasked>(index, list);
     }

@@ -29,13 +29,17 @@ struct SectionList {
 };
 // With a mask, batch entries, which share it, follow each other; else heads.
 template <bool kMasked>
+__device__ __forceinline__ TileCoordinates tile_of_head(int head_batch, int rank, SectionList const& list) {
+  int const blocks = list.section_tiles.divisor / list.section_heads.divisor;
+  int const outer = list.heads.divide(head_batch), inner = head_batch - outer * list.heads.divisor;
+  return {list.reversed_rows ? blocks - 1 - rank : rank, kMasked ? outer : inner, kMasked ? inner : outer, 0};
+}
+template <bool kMasked>
 __device__ __forceinline__ TileCoordinates section_tile(int index, SectionList const& list) {
   int const section = list.section_tiles.divide(index), within = index - section * list.section_tiles.divisor;
   int const rank = list.section_heads.divide(within);
   int const head_batch = section * list.section_heads.divisor + within - rank * list.section_heads.divisor;
-  int const blocks = list.section_tiles.divisor / list.section_heads.divisor;
-  int const outer = list.heads.divide(head_batch), inner = head_batch - outer * list.heads.divisor;
-  return {list.reversed_rows ? blocks - 1 - rank : rank, kMasked ? outer : inner, kMasked ? inner : outer, 0};
+  return tile_of_head<kMasked>(head_batch, rank, list);
 }
 
 // Of packed sequences: the list says it of a single row block, whose place is taken by as many as are listed.
@@ -50,8 +54,23 @@ template <bool kPacked>
 struct ClaimedList : SectionListOf<kPacked> {
   int* claimed;  // workspace: how many were claimed beyond the first of every CTA
 };
+// With a tail, the last heads are a section of their own: of heads in turn, causal blocks of the last one would begin
+// with the longest, beside which the other SMs have nothing left to do.
+struct TailedList : ClaimedList<false> {
+  int tail_tiles, tail_head;  // where that section begins
+  Divider tail_heads;
+};
+template <bool kMasked>
+__device__ __forceinline__ TileCoordinates tailed_tile(int index, TailedList const& list) {
+  int const within = index - list.tail_tiles;
+  if (within < 0) return section_tile<kMasked>(index, list);
+  int const rank = list.tail_heads.divide(within);
+  return tile_of_head<kMasked>(list.tail_head + within - rank * list.tail_heads.divisor, rank, list);
+}
 template <typename T>
-using TileListOf = std::conditional_t<T::kDynamic, ClaimedList<T::kPacked>, SectionListOf<T::kPacked>>;
+using TileListOf =
+    std::conditional_t<T::kTailed, TailedList,
+                       std::conditional_t<T::kDynamic, ClaimedList<T::kPacked>, SectionListOf<T::kPacked>>>;
 
 template <bool kPacked>
 __device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {

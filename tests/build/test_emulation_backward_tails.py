@@ -1,0 +1,38 @@
+"""Lists of causal blocks with heads in turn before a tail of heads side by side, on an emulated machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.build.test_emulation_backward import CLAIMING, ENTRY, problem
+from tests.emulation.build import build
+from tests.emulation.check import check
+
+pytestmark = pytest.mark.build
+
+OF_TAIL = "tile_of_head<kMasked>(list.tail_head + within - rank * list.tail_heads.divisor"
+SECTIONS = "attention_backward_sm90/sections.cuh"
+# Tails of other sizes than those of few tokens, which are all heads; and mistakes.
+TAILS = {
+    "two_heads": (SECTIONS, "return tail < 2 ? 0 : tail;", "return 2;"),
+    "no_heads": (SECTIONS, "if (!p.causal || section != 1) return 0;", "return 0;"),
+    "first_ranks": (
+        "attention_backward_sm90/tiles.cuh",
+        f"return {OF_TAIL}, rank, list);",
+        f"return {OF_TAIL}, 0, list);",
+    ),
+    "a_tile_late": (ENTRY, "list.tail_tiles = list.tail_head * blocks;", "list.tail_tiles = 1;"),
+}
+WRONG = {"first_ranks", "a_tile_late"}
+
+
+def test_heads_in_turn_come_before_a_tail(tmp_path: Path) -> None:
+    variant = CLAIMING[5]
+    kernel = build(variant, tmp_path / variant.name, TAILS)
+    shape = replace(problem(variant, causal=True, queries=200, keys=260), batch=5)
+    for name in TAILS:
+        outcome = check(kernel, [shape], [("lazy", 0)], deterministic=False, mutant=name)
+        assert outcome.ok is (name not in WRONG), (name, outcome)
