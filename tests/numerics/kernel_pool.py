@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,8 +170,8 @@ def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
                 wanted |= dict.fromkeys(value.kernels_of(present))
             elif hasattr(value, "candidate"):
                 wanted.setdefault(value.candidate(present))
-        module = getattr(item, "module", None)
-        problems: Sequence[Problem] = getattr(module, "PROBLEMS", ())
-        for problem in problems:
-            wanted.setdefault(present.default(problem))
+    modules = dict.fromkeys(getattr(item, "module", None) for item in items)
+    problems: Iterable[Problem] = chain(*(getattr(module, "PROBLEMS", ()) for module in modules))
+    for problem in problems:
+        wanted.setdefault(present.default(problem))
     return list(wanted)
