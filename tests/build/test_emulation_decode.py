@@ -125,9 +125,12 @@ def test_other_main_loops_and_schedules(tmp_path: Path, knobs: dict[str, Any]) -
     assert outcome.ok, outcome.reason
 
 
-@pytest.mark.parametrize("warpgroups", [3, 4])
-def test_warpgroups_that_take_turns_split_keys(tmp_path: Path, warpgroups: int) -> None:
-    tall = candidate(warpgroups=warpgroups, mainloop="scores_first", ping_pong=True, k_stages=3)
+@pytest.mark.parametrize(("warpgroups", "schedule"), [(3, "static"), (4, "static"), (4, "dynamic")])
+def test_warpgroups_that_take_turns_split_keys(
+    tmp_path: Path, warpgroups: int, schedule: str
+) -> None:
+    loop = {"mainloop": "scores_first", "ping_pong": True, "k_stages": 3}
+    tall = candidate(warpgroups=warpgroups, schedule=schedule, **loop)
     chunk = replace(PROBLEMS[3], heads_q=8, seqlen_k=400)  # four tiles of rows for each head of K
     kernel = build(tall, tmp_path / "kernel").with_launch_knobs({"splits": 3})
     outcome = check(kernel, [chunk, *PROBLEMS[2:4]], RUNS)

@@ -170,8 +170,9 @@ def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
                 wanted |= dict.fromkeys(value.kernels_of(present))
             elif hasattr(value, "candidate"):
                 wanted.setdefault(value.candidate(present))
-    modules = dict.fromkeys(getattr(item, "module", None) for item in items)
-    problems: Iterable[Problem] = chain(*(getattr(module, "PROBLEMS", ()) for module in modules))
+    modules = (getattr(item, "module", None) for item in items)
+    listed = (getattr(module, "PROBLEMS", ()) for module in modules)
+    problems: dict[Problem, None] = dict.fromkeys(chain(*listed))
     for problem in problems:
         wanted.setdefault(present.default(problem))
     return list(wanted)

@@ -67,6 +67,29 @@ def test_defaults_are_near_the_fastest_kernel_of_every_race(
     assert f"{words} times the time of the fastest, {max(tall):.2f} at most" in log
 
 
+def test_uneven_tiles_that_share_keys_are_claimed(repository: Path) -> None:
+    races = read_races(repository / RESULTS / "forward_splits_claimed.json.xz")
+    choose = default_of(POLICY)
+    ratios = {race.problem: ratio for race, ratio in regrets(races, choose)}
+    assert len(ratios) == len(races) > 30
+    mean, most = geometric_mean(ratios.values()), max(ratios.values())
+    assert mean < 1.01
+    log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
+    assert f"Of {len(races)} such shapes the default takes {mean:.3f} times" in log
+    assert f"of the fastest, {most:.2f} at most" in log
+    claimed = [race for race in races if re.search("dynamic_split", choose(race.problem))]
+    gains = []
+    for race in claimed:
+        others = [us for label, us in race.us.items() if not re.search("dynamic.*_split", label)]
+        gains.append(min(others) / min(race.us.values()))
+    assert f"{min(gains):.2f} to {max(gains):.2f} in the {len(claimed)} where the default" in log
+    us = next(x for x in races if x.problem.describe().endswith("b1 h1 s16384 d128 causal")).us
+    kinds = ("dynamic.*_split", "static.*_split", "dynamic$")
+    least = [min(t for label, t in us.items() if re.search(kind, label)) for kind in kinds]
+    said = "one head of 16384 tokens takes {:.0f} us in place of {:.0f}, or {:.0f} without splits"
+    assert said.format(*least) in log
+
+
 def is_tall(label: str) -> bool:
     """True for labels of kernels that share keys and have more than two warpgroups."""
     return "split" in label and int(label[1]) > 2

@@ -142,6 +142,7 @@ PREFERENCES: tuple[Preference, ...] = (
     Preference(up_to=(256, 256), plan=(2, "overlap"), block_n=(64, 96, 128)),
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
+CLAIMED_STAGES = 3  # of tiles of two warpgroups that share keys and are claimed
 STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queries
 
 
@@ -182,7 +183,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         if shared is None:
             return knobs
         us = times_of(problem, plan, spec.num_sms)[schedule] + LAUNCH_US[problem.causal]
-        return shared if streams.MARGIN * shared_us < us else knobs
+        return shared if streams.MARGIN[shared.schedule] * shared_us < us else knobs
     return shared
 
 
@@ -229,13 +230,23 @@ def _unsplit(problem: Problem) -> Iterator[AttentionForwardSm90Knobs]:
     rows = rows_of_group(problem)
     stages = range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1)
     few = (1, 2) if rows > WARPGROUP_ROWS else (1,)
-    points = [(*point, False) for point in product(few, STREAM_BLOCKS, STREAM_MAINLOOPS, stages)]
+    schedules: tuple[Schedule, ...] = ("static",)
+    points: list[tuple[int, int, Mainloop, int, bool, Schedule]] = [
+        (*point, False, "static") for point in product(few, STREAM_BLOCKS, STREAM_MAINLOOPS, stages)
+    ]
+    if streams.may_claim(problem):
+        schedules = ("static", "dynamic")
+        points += [
+            (plan.warpgroups, plan.block_n, plan.mainloop, CLAIMED_STAGES, False, "dynamic")
+            for plan in streams.plans_of(problem)
+            if plan.key_stages is None and plan.warpgroups > 1 and rows > WARPGROUP_ROWS
+        ]
     points += [
-        (plan.warpgroups, plan.block_n, plan.mainloop, plan.key_stages, plan.ping_pong)
-        for plan in streams.plans_of(problem)
+        (plan.warpgroups, plan.block_n, plan.mainloop, plan.key_stages, plan.ping_pong, schedule)
+        for plan, schedule in product(streams.plans_of(problem), schedules)
         if plan.key_stages is not None and rows > (plan.warpgroups - 1) * WARPGROUP_ROWS
     ]
-    for warpgroups, block_n, mainloop, key_stages, ping_pong in points:
+    for warpgroups, block_n, mainloop, key_stages, ping_pong, schedule in points:
         yield AttentionForwardSm90Knobs(
             warpgroups=warpgroups,
             block_n=block_n,
@@ -245,7 +256,7 @@ def _unsplit(problem: Problem) -> Iterator[AttentionForwardSm90Knobs]:
             k_stages=key_stages,
             v_stages=key_stages,
             output="direct",
-            schedule="static",
+            schedule=schedule,
             pack_gqa=problem.heads_q > problem.heads_kv,
             split_kv=True,
         )
@@ -266,8 +277,8 @@ def _fastest_stream(
 
     timed: dict[AttentionForwardSm90Knobs, tuple[float, int]] = {}
     offered = [*_unsplit(problem)]
-    for plan in streams.plans_of(problem):
-        first = first_of(point for point in offered if plan.is_of(point))
+    for plan, schedule in product(streams.plans_of(problem), ("static", "dynamic")):
+        first = first_of(p for p in offered if plan.is_of(p) and p.schedule == schedule)
         if first is not None:
             timed[first] = streams.timed(plain(problem), first, spec)
     if not timed:
