@@ -44,7 +44,10 @@ CHUNK = replace(
     dim_v=64,
     causal=True,
 )
+UNEVEN = replace(CHUNK, heads_q=3, heads_kv=3, seqlen_q=3000, seqlen_k=3000)
 TALL = {
+    "claimed": UNEVEN,
+    "claimed_d128": replace(UNEVEN, dim_qk=128, dim_v=128),
     "no_groups": replace(CHUNK, heads_kv=8, seqlen_q=512),
     "softcap": replace(CHUNK, modifications=("softcap",)),
     "masks": replace(CHUNK, modifications=("attn_mask",), seqlen_k=4000),
@@ -86,6 +89,7 @@ def test_tiles_of_three_and_four_warpgroups_split_keys(
     default = stream_of("sm90", TALL[name], device)
     assert default.knobs.split_kv
     assert knobs_of(default).warpgroups > 2
+    assert (knobs_of(default).schedule == "dynamic") is name.startswith("claimed")
     for splits in (knobs_of(default).splits, 3):
         kernel = pool.kernel(default.launched({"splits": splits}))
         if TALL[name].modifications:
