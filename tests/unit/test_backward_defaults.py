@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_backward_sm90 import suitability
 from attention_autotuner.kernels.attention_backward_sm90.knobs import knobs_of
@@ -21,6 +19,7 @@ from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.kernels.shared.engine import AuxiliaryWork, in_sequence
 from attention_autotuner.kernels.shared.estimates import Estimate
 from benchmarks.default_races import Race, default_of, main, read_races, regrets
+from tests.result_files import result
 
 RACES = Path("benchmarks/results/nvidia-h200/backward_defaults.json.xz")
 FEW = Path("benchmarks/results/nvidia-h200/backward_few_blocks.json.xz")
@@ -135,9 +134,7 @@ def test_the_log_says_what_the_races_say(
 
 
 def test_the_log_says_how_long_conversions_take(repository: Path) -> None:
-    runs = json.loads(
-        read_text(repository / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz")
-    )
+    runs = result("kernel_log_races")
     run = runs["attention_backward_dq_conversion"]
 
     def after_the_last_share(way: str) -> str:
@@ -161,9 +158,7 @@ def test_the_log_says_how_long_conversions_take(repository: Path) -> None:
 
 
 def test_the_log_says_when_changed_scores_gain_by_claims(repository: Path) -> None:
-    runs = json.loads(
-        read_text(repository / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz")
-    )
+    runs = result("kernel_log_races")
     ratios = []
     for race in runs["attention_backward_changed_claims"]["races"]:
         if race["shape"].split()[2] not in ("s4096", "s8192") or "causal" not in race["shape"]:
@@ -178,9 +173,7 @@ def test_the_log_says_when_changed_scores_gain_by_claims(repository: Path) -> No
 
 
 def test_the_log_says_what_tails_gain(repository: Path) -> None:
-    run = json.loads(
-        read_text(repository / "benchmarks/results/nvidia-h200/kernel_log_races.json.xz")
-    )["attention_backward_tails"]
+    run = result("kernel_log_races")["attention_backward_tails"]
     log = (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
 
     def times(shape: str) -> dict[str, float]:
@@ -234,8 +227,7 @@ def test_the_log_says_what_tails_gain(repository: Path) -> None:
 
 
 def test_the_log_says_what_small_batches_are(repository: Path) -> None:
-    results = repository / "benchmarks/results/nvidia-h200/small_batches.json"
-    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    rows = result("small_batches")["rows"]
     ratios = {
         (row["case"], peer.split()[0]): against["ratio"]
         for row in rows

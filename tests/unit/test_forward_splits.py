@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Hashable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import NO_WINDOW, Problem
 from attention_autotuner.kernels.attention_forward_sm90 import space, streams
@@ -26,6 +24,7 @@ from attention_autotuner.kernels.attention_forward_sm90.knobs import (
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.kernels.shared.split_kv import rows_of_group
 from benchmarks.default_races import Race, default_of, main, read_races, regrets, without_stages
+from tests.result_files import result
 
 RESULTS = Path("benchmarks/results/nvidia-h200")
 POLICY = resolve("H200")
@@ -135,7 +134,7 @@ def test_the_log_says_what_sharing_keys_saves(races: tuple[Race, ...], repositor
 
 
 def test_the_log_says_what_combining_by_several_warps_saves(repository: Path) -> None:
-    runs = json.loads(read_text(repository / RESULTS / "kernel_log_races.json.xz"))
+    runs = result("kernel_log_races")
     races = runs["attention_forward_split_combine"]["races"]
     of_splits: dict[str, list[float]] = {"33": [], "17": [], "9": [], "2": [], "none": []}
     for race in races:
@@ -283,14 +282,14 @@ def test_few_tiles_of_retnet_are_as_the_log_says(repository: Path) -> None:
 
 
 def test_the_list_decides_about_uneven_tiles(repository: Path) -> None:
-    runs = json.loads(read_text(repository / RESULTS / "kernel_log_races.json.xz"))
+    runs = result("kernel_log_races")
     us = runs["attention_forward_uneven_splits"]["us"]
     said = f"two splits took {us['pick']:.0f} us where flash-attn 4 takes "
     said += f"{us['flash_attn_4 forward']:.0f}"
     assert said in (repository / "docs/kernel_log.md").read_text(encoding="utf-8")
     uneven = replace(CHUNK, seqlen_q=4096, seqlen_k=4096)
     assert not knobs_of(POLICY.default(uneven)).split_kv
-    rows = json.loads(read_text(repository / RESULTS / "small_batches.json"))["rows"]
+    rows = result("small_batches")["rows"]
     row = next(x for x in rows if x["key"] == "llama3_8b_8_ranks_4k forward fp16")
     entries = row["entries"]
     said = f"In one they take {entries['pick']['median_us']:.0f} (`small_batches.json`)"

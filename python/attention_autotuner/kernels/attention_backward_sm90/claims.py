@@ -30,14 +30,10 @@ CLAIMED_SOONER = 3.2  # from which long even blocks are, and masked ones of grou
 CLAIMED_LATER = 10  # from which masked ones are on long keys
 SHORT_KEYS, LONG_KEYS = 512, 2048
 """Keys up to which and beyond which claims of masked and of tailed blocks pay sooner or later."""
-TAILED, TAILED_SHORT = (
-    1.4,
-    1.9,
-)  # from which causal ones are in lists with a tail, and with short keys
-TAILED_HEADS, TAILED_LONG = (
-    0.8,
-    0.3,
-)  # the same of plain scores where no heads share keys, and with long keys
+TAILED = 1.4  # from which causal ones are in lists with a tail
+TAILED_SHORT = 1.9  # the same with short keys
+TAILED_HEADS = 0.8  # the same of plain scores where no heads share keys
+TAILED_LONG = 0.3  # the same of plain scores with long keys
 LONG_TAILED_KEYS = 2048
 QUEUED_KEYS, QUEUED_CAUSAL_WAVES = 256, 8  # up to and from which shares of causal blocks are queued
 MASKED = frozenset({"attn_mask"})
@@ -105,10 +101,10 @@ def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
 def _tailed_waves(problem: Problem, *, plain: bool) -> float:
     """The same of causal blocks, whose list has a tail of heads side by side.
 
-    On an H200, bf16, of 200 random shapes, against lists by length, claims took 0.73 to 1.02 of the time from 1.9
-    blocks an SM on, 0.90 in the mean: 308 us against 353 at 2 x 24/8 x 2176 and 522 against 547 at 3 x 16 x 2048, both
-    d128, 824 against 1130 at 3 x 48/6 x 1949, ALiBi. With fewer blocks: 50 against 55 at 1 x 16 x 808 and 223 against
-    231 at 1 x 4/1 x 6144, but 66 against 42 at 3 x 32/16 x 265 and 165 against 153 at 8 x 6/2 x 1280, d112.
+    On an H200, bf16, against lists by length, claims took 0.73 to 1.02 of the time of 118 random shapes with 1.9 blocks
+    an SM and more, 0.91 in the mean: 309 us against 353 at 2 x 24/8 x 2176, d128, 482 against 528 at 3 x 16 x 3307,
+    d96, 823 against 1130 at 3 x 48/6 x 1949, ALiBi. With fewer blocks: 51 against 55 at 1 x 16 x 808 and 223 against
+    231 at 1 x 4/1 x 6144, but 67 against 42 at 3 x 32/16 x 265 and 169 against 153 at 8 x 6/2 x 1280, d112.
     """
     if plain and problem.heads_q == problem.heads_kv:
         return TAILED_HEADS
@@ -167,12 +163,9 @@ def _pays_tail(problem: Problem, spec: ArchSpec) -> bool:
     On an H200 302 us against 332 at 2 x 224/32 x 810, d64, and 131 against 133 at 4 x 32 x 1024, but 246 against 244
     at 8 x 32 x 1024.
     """
-    tailed = is_uneven(problem, spec) and not problem.packed and not problem.deterministic
-    return (
-        tailed
-        and problem.seqlen_k > QUEUED_KEYS
-        and not has_waves(problem, spec, QUEUED_CAUSAL_WAVES)
-    )
+    if problem.packed or problem.deterministic or not is_uneven(problem, spec):
+        return False
+    return problem.seqlen_k > QUEUED_KEYS and not has_waves(problem, spec, QUEUED_CAUSAL_WAVES)
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:

@@ -143,7 +143,7 @@ PLANS: tuple[tuple[tuple[int, int], tuple[StreamPlan, ...]], ...] = (
 """By the padded head dims, of q and k and of v, up to which they hold."""
 MOST_UNEVEN = 2  # keys over queries, beyond which causal tiles of rows are of about the same length
 MARGIN = {"static": 1.05, "dynamic": 1.15}
-"""By which they are to be faster than plans that share nothing, which take 0.83 to 0.96 of their times by formula in
+"""By which they are to be faster than plans that share nothing, which take 0.79 to 0.98 of their times by formula in
 lists of so few uneven tiles."""
 LAUNCH_US = 3.9
 MOST_ROUNDS = 4  # of tiles on the SMs, beyond which more splits only cost

@@ -27,7 +27,7 @@ inline int64_t enough_uneven_ctas(int64_t blocks, int enough_ctas) {
 }
 
 // In a list with a tail, see TailedList, fewer are enough: nearly two CTAs an SM, of eight lists, or of four where a
-// CTA has few heads, as those with many drift apart and share less of L2. On an H200, 8192 tokens: 2474 us for 2731
+// CTA has few heads, as those with many drift apart and share less of L2. On an H200, 8192 tokens: 2470 us for 2731
 // with 32/8 heads, 1207 for 1406 with 16/2, each to those of 17 lists; 2586 for 2730 with 32/4 in eight lists to those
 // in four.
 inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, int enough_ctas) {
