@@ -222,8 +222,8 @@ def times_of(
 ) -> Iterator[tuple[float, int]]:
     """The times of a kernel with the splits that it may be offered, microseconds, each with how many these are.
 
-    None without a plan. Arguments are those of :func:`timed`, but for documents and a prefix, which have to be left
-    out.
+    None without a plan, nor of claims that cannot take the least. Arguments are those of :func:`timed`, but for
+    documents and a prefix, which have to be left out.
     """
     plan = plan_of(knobs, problem)
     if plan is None:
@@ -236,22 +236,26 @@ def times_of(
     streamed_us = FILL_US + _streamed_us(problem, max(steps) * knobs.block_n, spec)
     results = FP32_BYTES * problem.batch * problem.heads_q * problem.seqlen_q * problem.padded_dim_v
     whole_tiles = problem.seqlen_q >= LEAST_QUERIES and problem.window_size == NO_WINDOW
-    fewest = 2 if whole_tiles else 1
+    fewest, least_us = (2 if whole_tiles else 1), inf
     for splits in range(fewest, most_splits(problem, knobs) + 1):
         every = len(steps) * heads * splits
         if splits > fewest and every > MOST_ROUNDS * spec.num_sms:
             break
+        beside = LAUNCH_US
+        if splits > 1:
+            beside += COMBINE_US + splits * (COMBINE_US_PER_SPLIT + COMBINE_US_PER_BYTE * results)
         if knobs.schedule == "dynamic":
             if every <= spec.num_sms:  # nothing to claim
                 continue
-            costs = (fixed + CLAIM_US + step * ceil(count / splits) for count in steps)
+            costs = [fixed + CLAIM_US + step * ceil(count / splits) for count in steps]
+            if beside + sum(costs) * heads * splits / spec.num_sms > least_us:
+                continue  # were all SMs busy to the end
             stepped_us = _claimed_us(costs, heads, splits, spec.num_sms)
         else:
             tiles, shared = _largest_share(steps, heads, splits, spec.num_sms)
             stepped_us = tiles * fixed + shared * step
-        us = LAUNCH_US + (stepped_us**SHARPNESS + streamed_us**SHARPNESS) ** (1 / SHARPNESS)
-        if splits > 1:
-            us += COMBINE_US + splits * (COMBINE_US_PER_SPLIT + COMBINE_US_PER_BYTE * results)
+        us = beside + (stepped_us**SHARPNESS + streamed_us**SHARPNESS) ** (1 / SHARPNESS)
+        least_us = min(least_us, us)
         yield us, splits
 
 
