@@ -91,9 +91,10 @@ def test_tiles_of_three_and_four_warpgroups_split_keys(
     assert knobs_of(default).warpgroups > 2
     assert (knobs_of(default).schedule == "dynamic") is name.startswith("claimed")
     for splits in (knobs_of(default).splits, 3):
-        kernel = pool.kernel(default.launched({"splits": splits}))
+        candidate = default.launched({"splits": splits})
+        kernel = pool.kernel(candidate)
         if TALL[name].modifications:
-            verify_all([TALL[name]], kernel, device=device)
+            verify_all([TALL[name]], kernel, deterministic=candidate.deterministic, device=device)
             continue
         for seed in harness.SEEDS:
             case = Case(problem=TALL[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -15,14 +15,23 @@ from attention_autotuner.tuning.verify import Launcher
 from tests.launchers import launcher
 
 
-def verify_alone(problem: Problem, kernel: Launcher, **options: Any) -> Outcome:
+def verify_alone(
+    problem: Problem,
+    kernel: Launcher,
+    *,
+    deterministic: bool,
+    device: torch.device,
+    seeds: Sequence[int] = (0, 1),
+) -> Outcome:
     """The outcome for a problem, without those of odd lengths and many heads that the verifier adds."""
     with patch.object(verifying, "variants", lambda problem, **_: [problem]):
-        return verifying.verify(problem, kernel, **options)
+        return verifying.verify(
+            problem, kernel, deterministic=deterministic, device=device, seeds=seeds
+        )
 
 
 def verify_all(
-    problems: Iterable[Problem], kernel: Any, *, device: torch.device, **options: Any
+    problems: Iterable[Problem], kernel: Any, *, deterministic: bool, device: torch.device
 ) -> None:
     """Hold a kernel against the reference: the first problem as a search does, others alone.
 
@@ -32,5 +41,5 @@ def verify_all(
     launched = launcher(kernel, device)
     for index, problem in enumerate(problems):
         check = verify_alone if index > 0 else verifying.verify
-        outcome = check(problem, launched, device=device, **options)
+        outcome = check(problem, launched, deterministic=deterministic, device=device)
         assert outcome.ok, outcome
