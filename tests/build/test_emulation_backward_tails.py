@@ -1,4 +1,4 @@
-"""Lists of causal blocks with heads in turn before a tail of heads side by side, on an emulated machine."""
+"""Lists of causal blocks with a tail of heads side by side, and uneven parts of groups, on an emulated machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,24 @@ TAILS = {
     "a_tile_late": (ENTRY, "list.tail_tiles = list.tail_head * blocks;", "list.tail_tiles = 1;"),
 }
 WRONG = {"first_ranks", "a_tile_late"}
+# Parts of one and of two heads, which a group has where blocks are many.
+PARTS = {
+    "uneven": (
+        "host/head_splits.cuh",
+        "return drifts(splits, parts, group, seqlen_q, head_bytes) ? parts : splits;",
+        "return 2;",
+    )
+}
 
 
-def test_heads_in_turn_come_before_a_tail(tmp_path: Path) -> None:
+def test_heads_in_turn_come_before_a_tail_and_parts_may_be_uneven(tmp_path: Path) -> None:
     variant = CLAIMING[5]
-    kernel = build(variant, tmp_path / variant.name, TAILS)
+    kernel = build(variant, tmp_path / variant.name, TAILS | PARTS)
     shape = replace(problem(variant, causal=True, queries=200, keys=260), batch=5)
     for name in TAILS:
         outcome = check(kernel, [shape], [("lazy", 0)], deterministic=False, mutant=name)
         assert outcome.ok is (name not in WRONG), (name, outcome)
+    grouped = problem(variant, causal=True, queries=200, keys=260, group=3)
+    for name in ("", *PARTS):
+        outcome = check(kernel, [grouped], [("lazy", 0)], deterministic=False, mutant=name)
+        assert outcome.ok, (name, outcome)

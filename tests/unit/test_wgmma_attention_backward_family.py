@@ -448,19 +448,21 @@ def test_few_blocks_and_short_ones_have_their_own_additions(
 @pytest.mark.parametrize(
     ("options", "splits"),
     [
-        ({}, 1),  # claimed, of eight lists
-        ({"batch": 1}, 7),
+        ({}, 3),  # of seven heads more than L2 holds
+        ({"batch": 1}, 2),  # claimed, of eight lists
         ({"deterministic": True}, 7),  # claimed in a list without a tail
         ({"causal": False}, 1),
         ({"window_size": (1023, 0), "modifications": ()}, 1),
-        ({"batch": 8}, 1),
+        ({"seqlen_q": 1024, "seqlen_k": 1024, "batch": 8}, 1),
         ({"heads_q": 64, "heads_kv": 8, "batch": 1, "seqlen_q": 2048, "seqlen_k": 2048}, 2),
-        ({"heads_q": 16, "heads_kv": 2, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 2),
+        ({"heads_q": 64, "heads_kv": 8, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 3),
+        ({"heads_q": 96, "heads_kv": 8, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 4),
+        ({"heads_q": 32, "heads_kv": 8, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 1),
+        ({"heads_q": 40, "heads_kv": 8, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 2),
+        ({"heads_q": 40, "heads_kv": 8, "batch": 1}, 1),
         ({"heads_q": 8, "heads_kv": 1, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 4),
-        ({"heads_q": 32, "batch": 1, "seqlen_q": 8192, "seqlen_k": 8192}, 2),
-        ({"seqlen_q": 16384, "seqlen_k": 16384, "batch": 1}, 7),
+        ({"seqlen_q": 16384, "seqlen_k": 16384, "batch": 1}, 2),
         ({"seqlen_q": 16385, "seqlen_k": 16385, "batch": 1}, 1),
-        ({"heads_q": 16, "heads_kv": 2, "batch": 4}, 1),
         ({"seqlen_q": 256, "seqlen_k": 256, "causal": False}, 7),
     ],
 )

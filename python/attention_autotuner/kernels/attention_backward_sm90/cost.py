@@ -90,7 +90,7 @@ def _pass_time(
 ) -> Estimate:
     knobs, whole = shape.knobs, knobs_of(shape.candidate)
     splits = 1 if shape.by_queries else head_splits(problem, shape.candidate)
-    group = 1 if shape.by_queries else problem.heads_q // problem.heads_kv // splits
+    group = 1 if shape.by_queries else problem.heads_q // problem.heads_kv
     steps = tiles_of(
         problem, block=shape.block_rows, step=knobs.block_columns, by_queries=shape.by_queries
     )
@@ -101,10 +101,10 @@ def _pass_time(
     neighbours = batch * heads  # of a packed block, all
     tail = 0
     if not problem.packed:
-        neighbours = section_heads(problem, shape, batch * heads, group, spec.num_sms)
+        neighbours = section_heads(problem, shape, batch * heads, group // splits, spec.num_sms)
         tail = tail_heads(problem, shape, batch * heads, neighbours, spec.num_sms)
     tiles = TileList(
-        steps=tuple(group * count for count in steps),
+        steps=tuple(round(group * count / splits) for count in steps),
         heads=batch * heads // neighbours,
         slices=neighbours,
         longest_first=False,

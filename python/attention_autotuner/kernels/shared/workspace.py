@@ -5,11 +5,11 @@ A test compares them with what built artifacts and the headers compute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ...core.modifications import TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
-from ...core.sizes import FP32_BYTES
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from .super_chunks import WHOLE_SEQUENCE, SuperChunks
 
 WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
@@ -18,6 +18,8 @@ LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
 SPAN_BYTES = 8  # of common/spans.cuh
 LISTED_BYTES, COUNT_BYTES = 32, 4  # of sm90/sequence_list.cuh
+
+FITTING_BYTES, DRIFTING = 50_000_000, 400_000_000_000  # of drifts() in host/head_splits.cuh
 
 BIAS_TILE, BIAS_SUMS, BIAS_CTAS = 128, 258, 1024  # of common/bias_gradient.cuh
 
@@ -68,8 +70,12 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
         block: keys of a CTA.
         enough_ctas: CTAs that are enough.
     """
+    if problem.packed:
+        return 1
+    group = problem.heads_q // problem.heads_kv
     ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
-    return _least_head_splits(problem, lambda splits: ctas * splits >= enough_ctas)
+    divisors = (n for n in range(1, group + 1) if group % n == 0)
+    return next((n for n in divisors if ctas * n >= enough_ctas), group)
 
 
 def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
@@ -78,23 +84,25 @@ def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
 
 
 def count_tailed_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
-    """CTAs that share a block of keys where causal blocks are claimed; the twin in ``host/head_splits.cuh``."""
+    """CTAs that share a block of keys where causal blocks are claimed, with parts of a group that may differ by a head.
+
+    The twin of the function of this name in ``host/head_splits.cuh``.
+    """
     lists, blocks = problem.heads_kv * problem.batch, -(-problem.seqlen_k // block)
     group = problem.heads_q // problem.heads_kv
 
     def enough(splits: int) -> bool:
         wanted = 4 if group // splits <= 4 else 8
-        return lists * splits >= wanted and 10 * lists * splits * blocks >= 19 * enough_ctas
+        may_be = group % splits == 0 or group // splits >= 2
+        filled = 10 * lists * splits * blocks >= 19 * enough_ctas
+        return may_be and lists * splits >= wanted and filled
 
-    return _least_head_splits(problem, enough)
-
-
-def _least_head_splits(problem: Problem, enough: Callable[[int], bool]) -> int:
-    if problem.packed:
-        return 1
-    group = problem.heads_q // problem.heads_kv
-    divisors = (n for n in range(1, group + 1) if group % n == 0)
-    return next((n for n in divisors if enough(n)), group)
+    splits = next((n for n in range(1, group) if enough(n)), group)
+    parts = -(-group // 3)
+    row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + FP32_BYTES * problem.dim_qk
+    beyond_l2 = group // splits * enough_ctas * block * row_bytes - FITTING_BYTES
+    drifts = beyond_l2 * group * problem.seqlen_q // parts >= DRIFTING
+    return parts if drifts and parts > splits else splits
 
 
 def head_sums_bytes(problem: Problem) -> list[int]:

@@ -337,13 +337,14 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
         })
         .then([&] {
           if constexpr (kFused) {
-            return EarlyLaunch::start(
-                Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
-                softmax_backward::sink_ctas<Config>(p) + int(heads * places.dq_tiles), kRowThreads, 0, stream, common,
-                static_cast<int const*>(complete),
-                softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed),
-                softmax_backward::ConvertedTiles{Divider::by(int(places.dq_tiles)), Divider::by(p.heads_q),
-                                                 Divider::by(p.heads_q / p.heads_kv / common.splits.divisor)});
+            int const counted = p.heads_q / p.heads_kv / (Keys::kTailed ? 1 : common.splits.divisor);
+            return EarlyLaunch::start(Config::kEarlyLaunches,
+                                      softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
+                                      softmax_backward::sink_ctas<Config>(p) + int(heads * places.dq_tiles),
+                                      kRowThreads, 0, stream, common, static_cast<int const*>(complete),
+                                      softmax_backward::HeadBlocks<kPacked>::of(row_blocks<Keys>(p), listed),
+                                      softmax_backward::ConvertedTiles{Divider::by(int(places.dq_tiles)),
+                                                                       Divider::by(p.heads_q), Divider::by(counted)});
           }
           return int32_t(ATTENTION_AUTOTUNER_OK);
         })

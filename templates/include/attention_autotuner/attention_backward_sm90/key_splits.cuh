@@ -19,7 +19,11 @@ int count_key_splits(Params const& p, int block_rows, int enough_ctas) {
   int const group = p.heads_q / p.heads_kv;
   bool uneven = p.causal && !kHasSpans<KernelParams> && blocks <= kMostSplitBlocks;
   if constexpr (kHasWindow<KernelParams>) uneven = uneven && (p.window_left < 0 || p.window_left >= p.seqlen_k);
-  if (uneven && kTailed) return count_tailed_head_splits(lists, blocks, group, enough_ctas);
+  if (uneven && kTailed) {
+    int64_t const row_bytes = 2 * (p.dim_qk + p.dim_v) + 4 * p.dim_qk;  // of Q and dO, and of the sums of dQ
+    return count_tailed_head_splits(lists, blocks, group, p.seqlen_q, enough_ctas * block_rows * row_bytes,
+                                    enough_ctas);
+  }
   int64_t const enough = uneven ? enough_uneven_ctas(blocks, enough_ctas) : enough_ctas;
   return count_head_splits(blocks * lists, group, enough);
 }

@@ -34,11 +34,19 @@ __device__ __forceinline__ int64_t count_converted(ArgumentsOf<Config> const& ar
 // The list of converted tiles of queries.
 struct ConvertedTiles {
   Divider tiles, heads;  // of a query head, of a batch entry
-  Divider counted;       // query heads that count as complete together
+  Divider counted;       // query heads that count as complete together, or with a tail those of a group
 };
+// Which counter of complete blocks a query head has: that of the CTAs which take it, see Share.
+template <typename T, typename Arguments>
+__device__ __forceinline__ int counter_of(Arguments const& arguments, ConvertedTiles const& list, int head) {
+  int const counter = list.counted.divide(head);
+  if constexpr (!T::kTailed) return counter;
+  int const splits = arguments.splits.divisor, within = head - counter * list.counted.divisor;
+  return counter * splits + list.counted.divide((within + 1) * splits - 1);
+}
 
-// What a warp converts at a time: tiles of sums, which it reads lane after lane, as they lie. A lane ends with two rows
-// of them, and with their columns in chunks of eight.
+// What a warp converts at a time: tiles of sums, which it reads lane after lane, as they lie. A lane ends with some
+// rows of them, and with their columns in chunks of eight.
 template <typename T, bool kSwapped = T::kSwapsDq>
 struct ConvertedGroup {
   using Element = typename T::Element;
@@ -83,13 +91,14 @@ struct ConvertedGroup {
   __device__ __forceinline__ static int column(int group) { return fragment(group) % (T::kDepth / 8) * 8; }
 };
 
-// Of eight tiles of 16 columns by 8 queries: a lane reads whole rows.
+// Of eight tiles of 16 columns by 8 queries. A lane reads whole rows, and gives half of each to its neighbor for half
+// of the neighbor's, so that two lanes write a sector of 32 bytes together.
 template <typename T>
 struct ConvertedGroup<T, true> {
   using Element = typename T::Element;
   static constexpr int kQueryTiles = T::kBlockColumns / 8, kFragments = T::kDepth / 16 * kQueryTiles;
   static constexpr int kGroups = kFragments / 8;
-  static constexpr int kRows = 2, kChunks = 2;
+  static constexpr int kRows = 4, kChunks = 1;
   static_assert(kFragments % 8 == 0);
   float4 sums[8];
   uint32_t words[kRows][4 * kChunks];
@@ -102,19 +111,32 @@ struct ConvertedGroup<T, true> {
     }
   }
   __device__ __forceinline__ void convert(float scale) {
+    bool const odd = lane_index() % 2;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       float4 const a = sums[2 * pair], b = sums[2 * pair + 1];
       words[0][pair] = pack_pair<Element>(a.x * scale, b.x * scale);
       words[1][pair] = pack_pair<Element>(a.y * scale, b.y * scale);
-      words[0][4 + pair] = pack_pair<Element>(a.z * scale, b.z * scale);
-      words[1][4 + pair] = pack_pair<Element>(a.w * scale, b.w * scale);
+      words[2][pair] = pack_pair<Element>(a.z * scale, b.z * scale);
+      words[3][pair] = pack_pair<Element>(a.w * scale, b.w * scale);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t const left = words[half][i], right = words[2 + half][i];
+        uint32_t const other = __shfl_xor_sync(0xffffffffu, odd ? left : right, 1);
+        words[half][i] = odd ? other : left;
+        words[2 + half][i] = odd ? right : other;
+      }
     }
   }
-  __device__ __forceinline__ static int row(int group, int half) {
-    return fragment(group) % kQueryTiles * 8 + lane_index() % 4 * 2 + half;
+  __device__ __forceinline__ static int row(int group, int i) {
+    return fragment(group) % kQueryTiles * 8 + lane_index() % 4 / 2 * 4 + i;
   }
-  __device__ __forceinline__ static int column(int group) { return fragment(group) / kQueryTiles * 16; }
+  __device__ __forceinline__ static int column(int group) {
+    return fragment(group) / kQueryTiles * 16 + lane_index() % 2 * 8;
+  }
 };
 
 // dQ in 16 bits from the sums of a tile of queries, by the warps of a CTA.
@@ -203,7 +225,7 @@ __global__ void __launch_bounds__(kRowThreads)
     if (threadIdx.x == 0) {
       // For sinks the first one, whose blocks of keys have seen the end of the preprocess.
       int const head = of_sinks ? 0 : list.tiles.divide(converted_tile<Config>(arguments));
-      wait_complete(complete + list.counted.divide(head), blocks.count() * T::kHeadCounts);
+      wait_complete(complete + counter_of<T>(arguments, list, head), blocks.count() * T::kHeadCounts);
     }
     __syncthreads();
   } else if constexpr (T::kEarly) {

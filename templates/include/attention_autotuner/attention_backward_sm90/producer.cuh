@@ -115,7 +115,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
       if constexpr (T::kModified) range.first = common.first_key(first_row) / T::kBlockColumns;
     } else {
-      Share<true> const share(arguments.common, tile.head);
+      Share<true, T::kTailed> const share(arguments.common, tile.head);
       kv_head = share.kv_head;
       split = share.split;
       head = share.head;

@@ -90,8 +90,8 @@ struct Cursor {
 };
 
 // The K/V head that a CTA over keys works for, and the query heads that it takes: all of the group, unless several CTAs
-// share it. `head` is that of the list of tiles.
-template <bool Shared>
+// share it, as many heads each or, where uneven, up to one more. `head` is that of the list of tiles.
+template <bool Shared, bool kUneven = false>
 struct Share {
   int kv_head, split;
   int head, heads;  // the query heads
@@ -102,8 +102,14 @@ struct Share {
     if constexpr (Shared) {
       kv_head = arguments.splits.divide(list_head);
       split = list_head - kv_head * arguments.splits.divisor;
-      heads = arguments.splits.divide(group);
-      head = list_head * heads;
+      if constexpr (kUneven) {
+        int const first = arguments.splits.divide(group * split);
+        heads = arguments.splits.divide(group * (split + 1)) - first;
+        head = kv_head * group + first;
+      } else {
+        heads = arguments.splits.divide(group);
+        head = list_head * heads;
+      }
     } else {
       kv_head = list_head;
       split = 0;

@@ -7,15 +7,10 @@
 namespace attention_autotuner {
 
 // The least divisor of a group that is enough, or all of its heads.
-template <typename Enough>
-int least_head_splits(int group, Enough enough) {
-  int splits = 1;
-  while (splits < group && (group % splits != 0 || !enough(splits))) ++splits;
-  return splits;
-}
-
 inline int count_head_splits(int64_t ctas, int group, int64_t enough_ctas) {
-  return least_head_splits(group, [=](int splits) { return ctas * splits >= enough_ctas; });
+  int splits = 1;
+  while (splits < group && (group % splits != 0 || ctas * splits < enough_ctas)) ++splits;
+  return splits;
 }
 
 // CTAs that are enough where a head's `blocks` of keys are as long as a causal mask leaves them: those of so many lists
@@ -26,15 +21,29 @@ inline int64_t enough_uneven_ctas(int64_t blocks, int enough_ctas) {
   return of_lists > enough_ctas ? of_lists : enough_ctas;  // <algorithm> takes a tenth of the time to compile
 }
 
+// CTAs of causal blocks that take many heads drift apart, as their blocks are of unlike length, and stream all of these
+// heads at once, of each so many bytes: with 64/8 heads of 8192 tokens and d128 that are 8.3 GB of DRAM traffic,
+// and 1.1 in three parts. It pays by what is beyond L2, and costs sums of dK and dV by how few rows of queries there
+// are.
+inline bool drifts(int splits, int parts, int group, int64_t seqlen_q, int64_t head_bytes) {
+  constexpr int64_t kFitting = 50'000'000, kEnough = 400'000'000'000;
+  return parts > splits && (group / splits * head_bytes - kFitting) * group * seqlen_q / parts >= kEnough;
+}
+
 // In a list with a tail, see TailedList, fewer are enough: nearly two CTAs an SM, of eight lists, or of four where a
-// CTA has few heads, as those with many drift apart and share less of L2. On an H200, 8192 tokens: 2470 us for 2731
-// with 32/8 heads, 1207 for 1406 with 16/2, each to those of 17 lists; 2586 for 2730 with 32/4 in eight lists to those
-// in four.
-inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, int enough_ctas) {
-  return least_head_splits(group, [=](int splits) {
+// CTA has few heads. On an H200, 8192 tokens: 2470 us for 2731 with 32/8 heads, 1207 for 1406 with 16/2, each to those
+// of 17 lists. Parts of two heads or more may differ by one. `head_bytes` is what the CTAs of all SMs stream of a head.
+inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, int64_t seqlen_q, int64_t head_bytes,
+                                    int enough_ctas) {
+  int splits = 1;
+  auto const enough = [&] {
     int64_t const wanted = group / splits <= 4 ? 4 : 8;
-    return lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
-  });
+    bool const may_be = group % splits == 0 || group / splits >= 2;
+    return may_be && lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
+  };
+  while (splits < group && !enough()) ++splits;
+  int const parts = (group + 2) / 3;
+  return drifts(splits, parts, group, seqlen_q, head_bytes) ? parts : splits;
 }
 
 }  // namespace attention_autotuner
