@@ -31,7 +31,7 @@ WRONG = {"first_ranks", "a_tile_late"}
 PARTS = {
     "uneven": (
         "host/head_splits.cuh",
-        "return drifts(splits, parts, group, seqlen_q, head_bytes) ? parts : splits;",
+        "return drifts(splits, finer, group, seqlen_q, head_bytes) ? finer : splits;",
         "return 2;",
     )
 }

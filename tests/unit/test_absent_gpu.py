@@ -25,8 +25,8 @@ H200 = Environment(
 )
 PROBLEMS = {
     "attention": (
-        Problem(causal=True),
-        "--dim-qk 128 --causal",
+        Problem(causal=True, batch=16, seqlen_q=1024, seqlen_k=1024),
+        "--batch 16 --seqlen 1024 --dim-qk 128 --causal",
     ),
     "retnet backward": (
         Problem(

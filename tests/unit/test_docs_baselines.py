@@ -9,7 +9,6 @@ from benchmarks.default_races import default_of, read_races, without_stages
 from benchmarks.results import LEVEL, ratio_text
 from tests.result_files import result
 from tests.unit.test_docs_figures import greatest, shown, words_of
-from tests.unit.test_docs_readme import ENGLISH, text_of
 
 RACES = Path("benchmarks/results/nvidia-h200/forward_splits_tall.json.xz")
 
@@ -86,9 +85,11 @@ def test_the_page_about_decoding_has_the_results() -> None:
 
 def test_the_page_about_decoding_has_the_races_of_chunks(repository: Path) -> None:
     page, choose = words_of("decoding.md"), default_of(resolve("H200"))
-    before = {row["case"]: row["entries"] for row in result("small_batches")["rows"]}
+    others = {
+        row["case"]: row for row in result("small_batches")["rows"] if row["modes"] == ["forward"]
+    }
     races = read_races(repository / RACES)
-    behind = []
+    were_behind = []
     for title, case, shape in (
         ("512 queries on 32k keys, 4/1 heads", "llama3_8b_8_ranks_512_on_32k", "h4/1 s512x32768"),
         ("2k on 16k, 4/1", "llama3_8b_8_ranks_2k_on_16k", "h4/1 s2048x16384"),
@@ -99,13 +100,14 @@ def test_the_page_about_decoding_has_the_races_of_chunks(repository: Path) -> No
         race = next(r for r in races if r.problem.describe().endswith(f" b1 {shape} d128 causal"))
         low = min(us for label, us in race.us.items() if "_overlap_" in label)
         cells = [low, race.us[without_stages(choose(race.problem))]]
-        cells.append(before[case]["flash_attn_3 forward"]["median_us"])
+        cells.append(others[case]["entries"]["flash_attn_3 forward"]["median_us"])
         if cells[2] < cells[0]:
-            behind.append(cells[1] / cells[0])
+            were_behind.append(others[case]["ratios"]["flash_attn_3 forward"]["ratio"])
         assert f"| {title} | {' | '.join(f'{us:.1f}' for us in cells)} |" in page
-    assert len(behind) == result("small_batches")["summary"]["flash_attn_3 forward"]["slower"]
-    said = f"which take {min(behind):.2f} to {max(behind):.2f} of the time"
-    assert said in (repository / "README.md").read_text(encoding="utf-8")
+    assert len(were_behind) == 4
+    said = f"these four rows have {min(were_behind):.2f} to {max(were_behind):.2f} now."
+    assert said in words_of("kernel_log.md")
+    assert result("small_batches")["summary"]["flash_attn_3 forward"]["slower"] == 0
 
 
 def test_the_kernel_log_has_the_steps_of_grouped_heads() -> None:
@@ -119,12 +121,38 @@ def test_the_kernel_log_has_the_steps_of_grouped_heads() -> None:
     said = [f"{a:.0f}, {b:.0f} and {c:.0f}" for a, b, c in (theirs, ours)]
     log = words_of("kernel_log.md")
     assert f"take it {said[0]} us, and us {said[1]}" in log
-    ahead, *behind = (row["ratios"]["flash_attn_3 backward"]["ratio"] for row in raced)
-    step = rows["llama3_8b_8k", "step"]["ratios"]["flash_attn_3 step"]["ratio"]
-    assert (
-        f"Llama-3 8B's step has {step:.2f} of flash-attn 3, 0.99 before, and its backward pass alone {ahead:.3f}; "
-        f"those of the 70B and of Qwen2.5 7B stay behind with {behind[0]:.2f} and {behind[1]:.2f}"
-        in log
+    three, four = (
+        "{:.2f}, {:.2f} and {:.2f}".format(
+            *(row["ratios"][f"{name} backward"]["ratio"] for row in raced)
+        )
+        for name in ("flash_attn_3", "flash_attn_4")
     )
-    lead = sorted(100 / ratio - 100 for ratio in behind)
-    assert f"is {lead[0]:.0f} to {lead[1]:.0f} % ahead in two of three models" in text_of(ENGLISH)
+    assert f"of Qwen2.5 7B have {three} of flash-attn 3 and {four} of flash-attn 4" in log
+
+
+def test_the_kernel_log_has_the_races_of_parts() -> None:
+    run, log = result("kernel_log_races")["attention_backward_parts"], words_of("kernel_log.md")
+    shown = 0
+    for race in run["races"]:
+        b, h, s, dim, _ = race["shape"].split()
+        times = race["us"], race["us_at_the_power_limit"]
+        cells = [
+            ", ".join(f"{us[part]:.0f}" for us in times) if part in times[0] else "-"
+            for part in ("1 part", "2 parts", "3 parts", "4 parts", "flash-attn 3")
+        ]
+        row = f"| {b[1:]} x {h[1:]} x {s[1:]} | {' | '.join(cells)} |"
+        shown += dim == "d128" and row in log
+    assert shown == 7
+    moved = [kernels["pass"]["dram_mb"] / 1e3 for kernels in run["traffic"]]
+    said = "moves {:.1f} GB in one part, {:.1f} in two, {:.1f} in three and {:.1f} in four"
+    assert said.format(*moved) in log
+    alone = {race["kernel"]: f"{race['us']:.0f}" for race in run["one_at_a_time"]}
+    ours, in_lists = alone["g2c80t3x2 claimed, 1 part"], alone["g2c64t3x2 in 32 lists"]
+    assert f"took {alone['flash-attn 3']} us with 64/8 heads of 8192 tokens and ours {ours}" in log
+    assert f"in 32 lists, which takes {in_lists} us" in log
+    in_turn, (before, *_) = run["in_turn"]["us"], run["before"]
+    limited = before["us_at_the_power_limit"]
+    ratios = [us["2 parts"] / us["1 part"] for us in (in_turn, limited)]
+    assert f"two parts took {ratios[0]:.3f} times as long there, and {ratios[1]:.2f} alone" in log
+    few = next(race["us"] for race in run["races"] if "h28/4 s2048" in race["shape"])
+    assert f"takes {few['2 parts']:.0f} us in two parts, {few['by rule']:.0f} in seven" in log

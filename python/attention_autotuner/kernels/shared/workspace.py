@@ -98,11 +98,11 @@ def count_tailed_head_splits(problem: Problem, block: int, enough_ctas: int) -> 
         return may_be and lists * splits >= wanted and filled
 
     splits = next((n for n in range(1, group) if enough(n)), group)
-    parts = -(-group // 3)
+    finer = -(-group // 3)
     row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + FP32_BYTES * problem.dim_qk
     beyond_l2 = group // splits * enough_ctas * block * row_bytes - FITTING_BYTES
-    drifts = beyond_l2 * group * problem.seqlen_q // parts >= DRIFTING
-    return parts if drifts and parts > splits else splits
+    drifts = beyond_l2 * group * problem.seqlen_q // finer >= DRIFTING
+    return finer if drifts and finer > splits else splits
 
 
 def head_sums_bytes(problem: Problem) -> list[int]:

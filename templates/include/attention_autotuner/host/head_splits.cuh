@@ -22,12 +22,11 @@ inline int64_t enough_uneven_ctas(int64_t blocks, int enough_ctas) {
 }
 
 // CTAs of causal blocks that take many heads drift apart, as their blocks are of unlike length, and stream all of these
-// heads at once, of each so many bytes: with 64/8 heads of 8192 tokens and d128 that are 8.3 GB of DRAM traffic,
-// and 1.1 in three parts. It pays by what is beyond L2, and costs sums of dK and dV by how few rows of queries there
-// are.
-inline bool drifts(int splits, int parts, int group, int64_t seqlen_q, int64_t head_bytes) {
+// heads at once, of each so many bytes: with 64/8 heads of 8192 tokens and d128 that are 8.3 GB of DRAM traffic, and 1.1
+// in three parts. Finer parts pay by what is beyond L2, and cost sums of dK and dV, the more the fewer queries there are.
+inline bool drifts(int splits, int finer, int group, int64_t seqlen_q, int64_t head_bytes) {
   constexpr int64_t kFitting = 50'000'000, kEnough = 400'000'000'000;
-  return parts > splits && (group / splits * head_bytes - kFitting) * group * seqlen_q / parts >= kEnough;
+  return finer > splits && (group / splits * head_bytes - kFitting) * group * seqlen_q / finer >= kEnough;
 }
 
 // In a list with a tail, see TailedList, fewer are enough: nearly two CTAs an SM, of eight lists, or of four where a
@@ -42,8 +41,8 @@ inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, in
     return may_be && lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
   };
   while (splits < group && !enough()) ++splits;
-  int const parts = (group + 2) / 3;
-  return drifts(splits, parts, group, seqlen_q, head_bytes) ? parts : splits;
+  int const finer = (group + 2) / 3;
+  return drifts(splits, finer, group, seqlen_q, head_bytes) ? finer : splits;
 }
 
 }  // namespace attention_autotuner
