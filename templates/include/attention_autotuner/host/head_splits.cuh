@@ -22,8 +22,9 @@ inline int64_t enough_uneven_ctas(int64_t blocks, int enough_ctas) {
 }
 
 // CTAs of causal blocks that take many heads drift apart, as their blocks are of unlike length, and stream all of these
-// heads at once, of each so many bytes: with 64/8 heads of 8192 tokens and d128 that are 8.3 GB of DRAM traffic, and 1.1
-// in three parts. Finer parts pay by what is beyond L2, and cost sums of dK and dV, the more the fewer queries there are.
+// heads at once, of each so many bytes: with 64/8 heads of 8192 tokens and d128 that are 8.3 GB of DRAM traffic,
+// and 1.1 in three parts. Finer parts pay by what is beyond L2, and cost sums of dK and dV, the more the fewer queries
+// there are.
 inline bool drifts(int splits, int finer, int group, int64_t seqlen_q, int64_t head_bytes) {
   constexpr int64_t kFitting = 50'000'000, kEnough = 400'000'000'000;
   return finer > splits && (group / splits * head_bytes - kFitting) * group * seqlen_q / finer >= kEnough;
