@@ -32,7 +32,7 @@ MISTAKES = {
     ),
     "head_not_awaited": (
         CONVERT,
-        "wait_complete(complete + list.counted.divide(head), blocks.count() * T::kHeadCounts);",
+        "wait_complete(complete + counter_of<T>(arguments, list, head), blocks.count() * T::kHeadCounts);",
         "",
     ),
     "columns_not_exchanged": (CONVERT, "words[half][i] = upper ? other : low;", ""),
@@ -46,8 +46,14 @@ MISTAKES_OF_SWAPPED = {
     ),
     "columns_of_the_tile_above": (
         CONVERT,
-        "return fragment(group) / kQueryTiles * 16;",
-        "return fragment(group) % kQueryTiles * 16;",
+        "return fragment(group) / kQueryTiles * 16 + lane_index() % 2 * 8;",
+        "return fragment(group) % kQueryTiles * 16 + lane_index() % 2 * 8;",
+    ),
+    "halves_not_exchanged": (CONVERT, "words[half][i] = odd ? other : left;", ""),
+    "rows_of_the_neighbor": (
+        CONVERT,
+        "return fragment(group) % kQueryTiles * 8 + lane_index() % 4 / 2 * 4 + i;",
+        "return fragment(group) % kQueryTiles * 8 + lane_index() % 2 * 4 + i;",
     ),
 }
 
