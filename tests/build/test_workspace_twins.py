@@ -34,7 +34,8 @@ from tests.cpp_mirror import compile_host
 
 pytestmark = pytest.mark.build
 
-# batch, heads_q, heads_kv, tokens: few CTAs and many, groups of heads, a rest, one token, and causal blocks to split.
+# batch, heads_q, heads_kv, tokens: few CTAs and many, groups of heads, a rest, one token, and causal blocks to split,
+# evenly and not.
 SHAPES = (
     (1, 2, 1, 1),
     (1, 1, 1, 4097),
@@ -43,6 +44,12 @@ SHAPES = (
     (8, 16, 16, 520),
     (1, 32, 8, 4096),
     (1, 32, 8, 16500),
+    (1, 64, 8, 8192),
+    (1, 64, 4, 8192),
+    (2, 28, 4, 2048),
+    (2, 28, 4, 4096),
+    (1, 40, 8, 4096),
+    (1, 40, 8, 8192),
 )
 NARROWER = 8  # of true head dims than padded ones
 PROGRAM = """

@@ -93,9 +93,9 @@ def count_tailed_head_splits(problem: Problem, block: int, enough_ctas: int) -> 
 
     def enough(splits: int) -> bool:
         wanted = 4 if group // splits <= 4 else 8
-        may_be = group % splits == 0 or group // splits >= 2
+        allowed = group % splits == 0 or group // splits >= 2
         filled = 10 * lists * splits * blocks >= 19 * enough_ctas
-        return may_be and lists * splits >= wanted and filled
+        return allowed and lists * splits >= wanted and filled
 
     splits = next((n for n in range(1, group) if enough(n)), group)
     finer = -(-group // 3)

@@ -38,8 +38,8 @@ inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, in
   int splits = 1;
   auto const enough = [&] {
     int64_t const wanted = group / splits <= 4 ? 4 : 8;
-    bool const may_be = group % splits == 0 || group / splits >= 2;
-    return may_be && lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
+    bool const allowed = group % splits == 0 || group / splits >= 2;
+    return allowed && lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
   };
   while (splits < group && !enough()) ++splits;
   int const finer = (group + 2) / 3;
