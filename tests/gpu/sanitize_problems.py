@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -39,7 +40,7 @@ from attention_autotuner.tuning.verify import verify
 
 from .sanitize import CHECK_RACES
 from .sanitize_sm90 import first
-from .verifying import verify_alone
+from .verifying import alone
 
 CPU = torch.device("cpu")
 OF_CLAIMED = "backward-claimed"
@@ -124,16 +125,18 @@ def _verified(
     candidate: Candidate,
     artifact: Artifact,
     *,
-    alone: bool,
+    by_itself: bool,
 ) -> Outcome:
-    """The outcome of one check, with inputs of one seed; ``alone``: of no other problem."""
+    """The outcome of one check, with inputs of one seed; ``by_itself``: of no other problem."""
     library = {"path": str(artifact.path), "launch_knobs": dict(candidate.launch_knobs)}
     described = launching.call("load", library=library)
     if isinstance(described, Outcome):
         return described
     kernel = RemoteKernel(launching.call, described, CPU)
-    check = verify_alone if alone else verify
-    return check(problem, kernel, deterministic=candidate.deterministic, seeds=(0,), device=CPU)
+    with alone() if by_itself else nullcontext():
+        return verify(
+            problem, kernel, deterministic=candidate.deterministic, seeds=(0,), device=CPU
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,8 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for (name, (problem, candidate)), artifact in zip(chosen.items(), built, strict=True):
         said: object = artifact
         if isinstance(artifact, Artifact) and not options.build:
-            alone = name.endswith((OF_CLAIMED, OF_SHARING))
-            said = _verified(launching, problem, candidate, artifact, alone=alone)
+            by_itself = name.endswith((OF_CLAIMED, OF_SHARING))
+            said = _verified(launching, problem, candidate, artifact, by_itself=by_itself)
         ok = isinstance(artifact, Artifact) and (options.build or bool(getattr(said, "ok", False)))
         failed += not ok
         print(f"{name}: {candidate.name}: {'ok' if ok else said}", flush=True)

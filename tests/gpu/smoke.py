@@ -20,6 +20,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         "test_the_spec_of_this_gpu_agrees_with_the_device",
         "test_doctor_finds_the_gpu",
     ),
+    "test_attention_backward_numerics": ("test_parts_of_a_group",),
     "test_attention_forward_numerics": ("test_an_aligned_kernel_refuses_unaligned_tensors",),
     "test_bundle": (
         "test_the_first_call_from_a_bundle",

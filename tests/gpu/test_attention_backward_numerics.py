@@ -28,6 +28,11 @@ PLAIN = Case(
         dim_v=64,
     )
 )
+# On Hopper CTAs of three and of two heads share a block of keys.
+UNEVEN = replace(
+    PLAIN,
+    problem=replace(PLAIN.problem, batch=4, heads_q=10, seqlen_q=2048, seqlen_k=2048, causal=True),
+)
 MISFITS = {
     "copy width": replace(PLAIN, gradient="unaligned"),
     "outside what this kernel was compiled for": replace(
@@ -39,6 +44,11 @@ MISFITS = {
 def test_few_builds_serve_all_shapes(pool: KernelPool) -> None:
     assert len(CASES) >= 200
     assert len(cases.builds(CASES, pool.present)) <= cases.MAX_BUILDS
+
+
+@pytest.mark.parametrize("case", [UNEVEN], ids=lambda case: case.name)
+def test_parts_of_a_group(pool: KernelPool, case: Case, device: torch.device) -> None:
+    test_shape(pool, case, device)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import verify as verifying
-from attention_autotuner.tuning.verify import Launcher
 from tests.launchers import launcher
 
 
-def verify_alone(
-    problem: Problem,
-    kernel: Launcher,
-    *,
-    deterministic: bool,
-    device: torch.device,
-    seeds: Sequence[int] = (0, 1),
-) -> Outcome:
-    """The outcome for a problem, without those of odd lengths and many heads that the verifier adds."""
-    with patch.object(verifying, "variants", lambda problem, **_: [problem]):
-        return verifying.verify(
-            problem, kernel, deterministic=deterministic, device=device, seeds=seeds
-        )
+def alone() -> AbstractContextManager[object]:
+    """Verify a problem without those of odd lengths and many heads that the verifier adds."""
+    return patch.object(verifying, "variants", lambda problem, **_: [problem])
 
 
 def verify_all(
@@ -40,6 +29,8 @@ def verify_all(
     """
     launched = launcher(kernel, device)
     for index, problem in enumerate(problems):
-        check = verify_alone if index > 0 else verifying.verify
-        outcome = check(problem, launched, deterministic=deterministic, device=device)
+        with alone() if index > 0 else nullcontext():
+            outcome = verifying.verify(
+                problem, launched, deterministic=deterministic, device=device
+            )
         assert outcome.ok, outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import geometric_mean
 
 from attention_autotuner.arch import resolve
 from benchmarks.default_races import default_of, read_races, without_stages
@@ -154,5 +155,18 @@ def test_the_kernel_log_has_the_races_of_parts() -> None:
     limited = before["us_at_the_power_limit"]
     ratios = [us["2 parts"] / us["1 part"] for us in (in_turn, limited)]
     assert f"two parts took {ratios[0]:.3f} times as long there, and {ratios[1]:.2f} alone" in log
+    earlier = run["suites_before"]["ratios"]
+    backward = [x for key, x in earlier["models"].items() if " backward " in key]
+    three, four = (
+        [ratio_text(x[name]) for x in backward] for name in ("flash_attn_3", "flash_attn_4")
+    )
+    said = ", and ".join("{}, {} and {}".format(*ratios) for ratios in (three, four))
+    assert f"of flash-attn 4, {said} before." in log
+    few_heads = [x["flash_attn_3"] for x in earlier["small_batches"].values()]
+    slower = [ratio for ratio in few_heads if ratio < 1]
+    assert len(slower) == 4
+    assert f"8k to 128k keys, {min(slower):.2f} to {max(slower):.2f}." in log
+    grid = geometric_mean([x["flash_attn_3"] for x in earlier["attention_backward"].values()])
+    assert f"of flash-attn 3 for {grid:.2f} before" in log
     few = next(race["us"] for race in run["races"] if "h28/4 s2048" in race["shape"])
     assert f"takes {few['2 parts']:.0f} us in two parts, {few['by rule']:.0f} in seven" in log

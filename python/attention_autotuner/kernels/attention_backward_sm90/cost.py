@@ -17,7 +17,14 @@ from ..shared.schedule import tiles_of
 from ..shared.wgmma_cost import mma_clk, modified_softmax, once_bytes, predict_steps
 from ..shared.workspace import ROW_VALUES
 from .knobs import STORED, knobs_of
-from .resources import BackwardPassSm90Shape, dq_sum_bytes, has_tail, head_splits, shapes
+from .resources import (
+    BackwardPassSm90Shape,
+    dq_sum_bytes,
+    has_tail,
+    head_splits,
+    shapes,
+    streamed_bytes,
+)
 
 # Shares of the softmax that are exposed.
 HIDDEN_SHARES = {
@@ -185,12 +192,6 @@ def tail_heads(
         return 0
     last = min(heads, int(TAIL_BYTES / streamed_bytes(problem, shape, problem.seqlen_q)))
     return last if last > 1 else 0
-
-
-def streamed_bytes(problem: Problem, shape: BackwardPassSm90Shape, rows: int) -> int:
-    """Bytes that blocks of a head stream of so many rows, with the sums of dQ."""
-    sums = FP32_BYTES * problem.dim_qk if shape.share is not None else 0
-    return rows * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
 
 
 def nearest_divisor(number: int, wanted: float) -> int:

@@ -12,7 +12,7 @@ from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.modifications import PACKED, TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
-from ...core.sizes import FP32_BYTES
+from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared import workspace
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS, Sm90Shape, cta_bytes, whole_columns
 from ..shared.workspace import LISTED_BYTES
@@ -231,7 +231,10 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
     keys = shapes(candidate)[0]
-    return splits_of_block(problem, keys.block_rows, tailed=has_tail(keys))
+    if not has_tail(keys):
+        return splits_of_block(problem, keys.block_rows)
+    head_bytes = streamed_bytes(problem, keys, ENOUGH_CTAS * keys.block_rows)
+    return splits_of_block(problem, keys.block_rows, head_bytes)
 
 
 def has_tail(shape: BackwardPassSm90Shape) -> bool:
@@ -240,14 +243,23 @@ def has_tail(shape: BackwardPassSm90Shape) -> bool:
     return knobs_of(shape.candidate).dynamic and not (queued or shape.packed or shape.by_queries)
 
 
-def splits_of_block(problem: Problem, block: int, *, tailed: bool = False) -> int:
-    """The same of so many keys a block."""
+def streamed_bytes(problem: Problem, shape: BackwardPassSm90Shape, rows: int) -> int:
+    """Bytes that blocks of a head stream of so many rows, with the sums of dQ."""
+    sums = FP32_BYTES * problem.dim_qk if shape.share is not None else 0
+    return rows * (ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + sums)
+
+
+def splits_of_block(problem: Problem, block: int, head_bytes: int | None = None) -> int:
+    """The same of so many keys a block.
+
+    ``head_bytes`` is what the CTAs of all SMs stream of a head, where their list may have a tail.
+    """
     blocks, enough = -(-problem.seqlen_k // block), ENOUGH_CTAS
     bounded = 0 <= problem.window_size[0] < problem.seqlen_k
     uneven = problem.causal and not bounded and not problem.spanned
     if uneven and blocks <= MOST_SPLIT_BLOCKS:
-        if tailed:
-            return workspace.count_tailed_head_splits(problem, block, enough)
+        if head_bytes is not None:
+            return workspace.count_tailed_head_splits(problem, block, head_bytes, enough)
         enough = workspace.enough_uneven_ctas(blocks, ENOUGH_CTAS)
     return workspace.count_head_splits(problem, block, enough)
 

@@ -190,11 +190,10 @@ def may_claim(problem: Problem) -> bool:
     1 x 3 x 3000.
     """
     bounded = problem.window_size != NO_WINDOW or problem.spanned
-    spills = (
-        "attn_mask" in problem.compiled_modifications
-    )  # which registers do not suffice for beside claims
-    uneven = problem.causal and problem.seqlen_k <= MOST_UNEVEN * problem.seqlen_q
-    return uneven and not (bounded or spills)
+    # Beside claims a mask tensor spills registers.
+    if bounded or "attn_mask" in problem.compiled_modifications:
+        return False
+    return problem.causal and problem.seqlen_k <= MOST_UNEVEN * problem.seqlen_q
 
 
 def plan_of(knobs: AttentionForwardSm90Knobs, problem: Problem) -> StreamPlan | None:

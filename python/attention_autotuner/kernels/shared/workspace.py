@@ -5,11 +5,11 @@ A test compares them with what built artifacts and the headers compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...core.modifications import TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
-from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
+from ...core.sizes import FP32_BYTES
 from .super_chunks import WHOLE_SEQUENCE, SuperChunks
 
 WORKSPACE_ALIGNMENT = 256  # of WorkspaceLayout in host/workspace.cuh
@@ -74,8 +74,7 @@ def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
         return 1
     group = problem.heads_q // problem.heads_kv
     ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
-    divisors = (n for n in range(1, group + 1) if group % n == 0)
-    return next((n for n in divisors if ctas * n >= enough_ctas), group)
+    return _least_head_splits(group, lambda n: group % n == 0 and ctas * n >= enough_ctas)
 
 
 def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
@@ -83,10 +82,13 @@ def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
     return max(enough_ctas, blocks * -(-enough_ctas // 8))
 
 
-def count_tailed_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
+def count_tailed_head_splits(
+    problem: Problem, block: int, head_bytes: int, enough_ctas: int
+) -> int:
     """CTAs that share a block of keys where causal blocks are claimed, with parts of a group that may differ by a head.
 
-    The twin of the function of this name in ``host/head_splits.cuh``.
+    The twin of the function of this name in ``host/head_splits.cuh``; ``head_bytes`` is what the CTAs of all SMs stream
+    of a head.
     """
     lists, blocks = problem.heads_kv * problem.batch, -(-problem.seqlen_k // block)
     group = problem.heads_q // problem.heads_kv
@@ -97,12 +99,15 @@ def count_tailed_head_splits(problem: Problem, block: int, enough_ctas: int) -> 
         filled = 10 * lists * splits * blocks >= 19 * enough_ctas
         return allowed and lists * splits >= wanted and filled
 
-    splits = next((n for n in range(1, group) if enough(n)), group)
+    splits = _least_head_splits(group, enough)
     finer = -(-group // 3)
-    row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v) + FP32_BYTES * problem.dim_qk
-    beyond_l2 = group // splits * enough_ctas * block * row_bytes - FITTING_BYTES
+    beyond_l2 = group // splits * head_bytes - FITTING_BYTES
     drifts = beyond_l2 * group * problem.seqlen_q // finer >= DRIFTING
     return finer if drifts and finer > splits else splits
+
+
+def _least_head_splits(group: int, enough: Callable[[int], bool]) -> int:
+    return next((n for n in range(1, group) if enough(n)), group)
 
 
 def head_sums_bytes(problem: Problem) -> list[int]:

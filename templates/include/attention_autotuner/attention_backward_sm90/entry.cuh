@@ -151,7 +151,7 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
 
     static int key_splits(Params const& p) {
       if constexpr (kPacked) return 1;
-      return count_key_splits<KernelParams, Keys::kTailed>(p, Keys::kBlockRows, Config::kEnoughCtas);
+      return count_key_splits<KernelParams, Keys>(p, Config::kEnoughCtas);
     }
     explicit Workspace(Params const& p) : Host::Places(p, key_splits(p)) {
       semaphores = complete = bytes;

@@ -6,11 +6,16 @@
 
 namespace attention_autotuner {
 
-// The least divisor of a group that is enough, or all of its heads.
-inline int count_head_splits(int64_t ctas, int group, int64_t enough_ctas) {
+// The least number that is enough for a group, or as many as it has heads.
+template <typename Enough>
+int least_head_splits(int group, Enough enough) {
   int splits = 1;
-  while (splits < group && (group % splits != 0 || ctas * splits < enough_ctas)) ++splits;
+  while (splits < group && !enough(splits)) ++splits;
   return splits;
+}
+
+inline int count_head_splits(int64_t ctas, int group, int64_t enough_ctas) {
+  return least_head_splits(group, [=](int splits) { return group % splits == 0 && ctas * splits >= enough_ctas; });
 }
 
 // CTAs that are enough where a head's `blocks` of keys are as long as a causal mask leaves them: those of so many lists
@@ -35,13 +40,11 @@ inline bool drifts(int splits, int finer, int group, int64_t seqlen_q, int64_t h
 // of 17 lists. Parts of two heads or more may differ by one. `head_bytes` is what the CTAs of all SMs stream of a head.
 inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, int64_t seqlen_q, int64_t head_bytes,
                                     int enough_ctas) {
-  int splits = 1;
-  auto const enough = [&] {
+  int const splits = least_head_splits(group, [=](int splits) {
     int64_t const wanted = group / splits <= 4 ? 4 : 8;
     bool const allowed = group % splits == 0 || group / splits >= 2;
     return allowed && lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
-  };
-  while (splits < group && !enough()) ++splits;
+  });
   int const finer = (group + 2) / 3;
   return drifts(splits, finer, group, seqlen_q, head_bytes) ? finer : splits;
 }
