@@ -18,20 +18,24 @@ SECTIONS = "attention_backward_sm90/sections.cuh"
 # Tails of other sizes than those of few tokens, which are all heads; and mistakes.
 TAILS = {
     "two_heads": (SECTIONS, "return tail < 2 ? 0 : tail;", "return 2;"),
-    "no_heads": (SECTIONS, "if (!p.causal || section != 1) return 0;", "return 0;"),
+    "no_heads": (SECTIONS, "if ((!p.causal && !kPacked) || section != 1) return 0;", "return 0;"),
     "first_ranks": (
         "attention_backward_sm90/tiles.cuh",
         f"return {OF_TAIL}, rank, list);",
         f"return {OF_TAIL}, 0, list);",
     ),
-    "a_tile_late": (ENTRY, "list.tail_tiles = list.tail_head * blocks;", "list.tail_tiles = 1;"),
+    "a_tile_late": (
+        ENTRY,
+        "list.tail_tiles = list.tail_head * (kPacked ? 1 : blocks);",
+        "list.tail_tiles = 1;",
+    ),
 }
 WRONG = {"first_ranks", "a_tile_late"}
 # Parts of one and of two heads, which a group has where blocks are many.
 PARTS = {
     "uneven": (
         "host/head_splits.cuh",
-        "return drifts(splits, finer, group, seqlen_q, head_bytes) ? finer : splits;",
+        "return drifts(splits, finer, group, queries, head_bytes) ? finer : splits;",
         "return 2;",
     )
 }

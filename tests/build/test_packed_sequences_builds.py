@@ -108,7 +108,25 @@ MISTAKES = {
         "shift_rows(shifted, consumer.sequence.first_key);",
         "",
     ),
+    "sums_in_the_first_sequence": (
+        "queued",
+        "attention_backward_sm90/results.cuh",
+        "first_row += consumer.sequence.first_key;",
+        "",
+    ),
+    "sums_of_the_first_sequence": (
+        "one_pass",
+        "scores_backward_sm80/pass.cuh",
+        "shown.dk_partial += int64_t(begin.key) * T::kPaddedDimQK;",
+        "",
+    ),
 }
+# CTAs with one head and with two of the three of a group; else those of few tokens have one.
+UNEVEN = (
+    "host/head_splits.cuh",
+    "return drifts(splits, finer, group, queries, head_bytes) ? finer : splits;",
+    "return 2;",
+)
 
 
 def problem_of(knobs: str, kind: str) -> Problem:
@@ -120,6 +138,7 @@ def problem_of(knobs: str, kind: str) -> Problem:
 def kernel_of_kind(folder: Path, knobs: str, kind: str) -> LoadedKernel:
     """A kernel with the mistakes that are in it, each of which waits to be asked for."""
     mistakes = {name: how[1:] for name, how in MISTAKES.items() if how[0] == knobs}
+    mistakes |= {"uneven": UNEVEN} if knobs in ("claimed", "queued") else {}
     made = Candidate.of(problem_of(knobs, kind), KNOBS[knobs])
     return emulated(made, folder / "packed" / f"{knobs}_{kind}", mistakes)
 
@@ -159,7 +178,8 @@ def test_kernels_are_right_on_the_emulated_machine(
 ) -> None:
     problem = problem_of(knobs, kind)
     kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, kind)
-    alone = replace(problem, packed_rows=(137, 67), batch=1, seqlen_q=137)
+    # Heads of a group whose CTAs share keys; and heads without a group.
+    alone = replace(problem, packed_rows=(137, 67), batch=1, seqlen_q=137, heads_kv=4)
     # The way changes with the place: typical lengths, then ragged ones.
     outcome = check(
         kernel,
@@ -221,13 +241,26 @@ def test_blocks_are_claimed_by_more_ctas_than_there_are_and_of_many_sequences(
     assert checked([many], [("lazy", 0)], mutant="round_too_few").kind == "wrong"
 
 
+@pytest.mark.parametrize("knobs", ["claimed", "queued"])
+def test_parts_of_groups_may_be_uneven(
+    tmp_path_factory: pytest.TempPathFactory, knobs: str
+) -> None:
+    kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, "all")
+    problem = replace(problem_of(knobs, "all"), heads_q=6)
+    checked = partial(check, kernel, [problem] * 2, [("lazy", 0)], deterministic=False)
+    for mutant in ("", "uneven"):
+        outcome = checked(mutant=mutant, adjust=nothing_behind)
+        assert outcome.ok, (mutant, outcome)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_caught(tmp_path_factory: pytest.TempPathFactory, mistake: str) -> None:
     knobs = MISTAKES[mistake][0]
     kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, "all")
+    grouped = problem_of(knobs, "all")
     outcome = check(
         kernel,
-        [problem_of(knobs, "all")] * 2,
+        [grouped, grouped] + [replace(grouped, heads_kv=grouped.heads_q)] * 2,
         [("lazy", 1)],
         mutant=mistake,
         deterministic=False,

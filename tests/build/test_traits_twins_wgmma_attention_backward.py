@@ -273,7 +273,7 @@ void print(int batch, int heads_q, int heads_kv, int rows, int causal, int dim, 
   int const heads = batch * heads_kv, blocks = attention_autotuner::divide_up(rows, T::kBlockRows);
   int const section = attention_autotuner::section_heads<Config, T, false>(p, heads, 1, 132);
   int tail = 0;
-  if constexpr (T::kTailed) tail = attention_autotuner::tail_heads<T>(p, heads, section, blocks, 132);
+  if constexpr (T::kTailed) tail = attention_autotuner::tail_heads<T, false>(p, heads, section, blocks, 132);
   std::printf("%d %d\\n", section, tail);
 }}
 int main() {{

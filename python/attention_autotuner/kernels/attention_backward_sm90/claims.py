@@ -10,6 +10,7 @@ from .suitability import (
     BELOW_WIDE,
     CHANGED,
     FEW_WAVES,
+    HELD_DIM,
     PLAIN,
     SINKS,
     WIDE,
@@ -19,6 +20,7 @@ from .suitability import (
     has_waves,
     is_narrow,
     is_uneven,
+    is_unlike,
     may_queue,
     pays_masked,
     pays_queued,
@@ -82,6 +84,8 @@ def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
     against 1277 at 1 x 16 x 8192, d64. For causal lists with a tail see :func:`_tailed_waves`.
     """
     changed = set(problem.compiled_modifications) - SINKS
+    if changed == {PACKED} and problem.widest_dim > HELD_DIM:
+        return _tailed_waves(problem, plain=True) if problem.causal else CLAIMED_SOONER
     if PACKED in changed or (changed - CHANGED - MASKED and not problem.causal):
         return CLAIMED_WAVES
     if not problem.causal:
@@ -121,7 +125,7 @@ def claims_longer_steps(problem: Problem) -> bool:
     against 762 in a window, 672 against 635 with documents, a tie in packed sequences.
     """
     mods = set(problem.modifications) | set(problem.compiled_modifications)
-    if mods <= SINKS:
+    if mods <= SINKS | {PACKED}:
         return problem.seqlen_q > (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
     many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
     return many_steps and problem.seqlen_q > LONG_MODIFIED_ROWS
@@ -163,9 +167,18 @@ def _pays_tail(problem: Problem, spec: ArchSpec) -> bool:
     On an H200 302 us against 332 at 2 x 224/32 x 810, d64, and 131 against 133 at 4 x 32 x 1024, but 246 against 244
     at 8 x 32 x 1024.
     """
-    if problem.packed or problem.deterministic or not is_uneven(problem, spec):
+    if problem.deterministic or not is_uneven(problem, spec):
         return False
+    if problem.packed:
+        long = problem.widest_dim > HELD_DIM or not is_unlike(problem)
+        return _is_plain_packed(problem) and long
     return problem.seqlen_k > QUEUED_KEYS and not has_waves(problem, spec, QUEUED_CAUSAL_WAVES)
+
+
+def _is_plain_packed(problem: Problem) -> bool:
+    """True of packed causal sequences whose scores are those of plain attention, and none in a window."""
+    mods = set(problem.compiled_modifications)
+    return problem.causal and problem.packed and mods <= SINKS | {PACKED}
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:

@@ -231,7 +231,7 @@ def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys, each with some of the query heads of a group."""
     keys = shapes(candidate)[0]
-    if not has_tail(keys):
+    if not has_uneven_parts(keys):
         return splits_of_block(problem, keys.block_rows)
     head_bytes = streamed_bytes(problem, keys, ENOUGH_CTAS * keys.block_rows)
     return splits_of_block(problem, keys.block_rows, head_bytes)
@@ -240,7 +240,12 @@ def head_splits(problem: Problem, candidate: Candidate) -> int:
 def has_tail(shape: BackwardPassSm90Shape) -> bool:
     """True where the list of a pass may have a tail of heads side by side: ``kTailed`` of its traits."""
     queued = shape.share is not None and shape.share.dq_add == "queued"
-    return knobs_of(shape.candidate).dynamic and not (queued or shape.packed or shape.by_queries)
+    return knobs_of(shape.candidate).dynamic and not (queued or shape.by_queries)
+
+
+def has_uneven_parts(shape: BackwardPassSm90Shape) -> bool:
+    """True where CTAs that share a block of keys may have unlike numbers of heads: ``kUnevenParts`` of its traits."""
+    return has_tail(shape) or (shape.packed and not shape.by_queries)
 
 
 def streamed_bytes(problem: Problem, shape: BackwardPassSm90Shape, rows: int) -> int:
@@ -252,16 +257,17 @@ def streamed_bytes(problem: Problem, shape: BackwardPassSm90Shape, rows: int) ->
 def splits_of_block(problem: Problem, block: int, head_bytes: int | None = None) -> int:
     """The same of so many keys a block.
 
-    ``head_bytes`` is what the CTAs of all SMs stream of a head, where their list may have a tail.
+    ``head_bytes`` is what the CTAs of all SMs stream of a head, where their parts may be uneven.
     """
-    blocks, enough = -(-problem.seqlen_k // block), ENOUGH_CTAS
+    counted, enough = workspace.KeyBlocks.of(problem, block, ENOUGH_CTAS), ENOUGH_CTAS
     bounded = 0 <= problem.window_size[0] < problem.seqlen_k
     uneven = problem.causal and not bounded and not problem.spanned
-    if uneven and blocks <= MOST_SPLIT_BLOCKS:
+    if uneven and counted.of_head <= MOST_SPLIT_BLOCKS:
         if head_bytes is not None:
-            return workspace.count_tailed_head_splits(problem, block, head_bytes, enough)
-        enough = workspace.enough_uneven_ctas(blocks, ENOUGH_CTAS)
-    return workspace.count_head_splits(problem, block, enough)
+            group = problem.heads_q // problem.heads_kv
+            return workspace.count_tailed_head_splits(counted, group, head_bytes)
+        enough = workspace.enough_uneven_ctas(counted.of_head, ENOUGH_CTAS)
+    return workspace.count_head_splits(problem, counted.all, enough)
 
 
 def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:

@@ -243,9 +243,14 @@ def _queues_packed(problem: Problem) -> bool:
     """The same of packed sequences."""
     if not set(problem.compiled_modifications) <= SINKS | {PACKED, WINDOW}:
         return False
-    (_, rows, _), longest = problem.extents, problem.seqlen_q
-    unlike = 2 * rows <= problem.batch * longest
-    return problem.widest_dim <= HELD_DIM or not problem.causal or unlike or longest <= PACKED_ROWS
+    short = problem.seqlen_q <= PACKED_ROWS
+    return problem.widest_dim <= HELD_DIM or not problem.causal or is_unlike(problem) or short
+
+
+def is_unlike(problem: Problem) -> bool:
+    """True of packed sequences the longest of which is twice as long as the mean."""
+    _, rows, _ = problem.extents
+    return 2 * rows <= problem.batch * problem.seqlen_q
 
 
 def pays_queued(problem: Problem, spec: ArchSpec) -> bool:

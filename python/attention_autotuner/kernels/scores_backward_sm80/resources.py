@@ -20,6 +20,7 @@ from ..shared.workspace import (
     backward_bytes,
     bias_sums_bytes,
     count_head_splits,
+    key_blocks,
     query_tiles,
 )
 from .knobs import KeyPass, RowPass, knobs_of
@@ -233,7 +234,7 @@ def flops_per_score(shape: PassShape) -> int:
 def shares_of_group(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys where those are too few for a GPU, each with some of the query heads."""
     block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
-    return count_head_splits(problem, block, ENOUGH_CTAS)
+    return count_head_splits(problem, key_blocks(problem, block), ENOUGH_CTAS)
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

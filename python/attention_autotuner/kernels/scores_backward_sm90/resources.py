@@ -17,7 +17,7 @@ from ...core.sizes import ELEMENT_BYTES
 from ..shared import sm90_tiles
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
-from ..shared.workspace import backward_bytes, count_head_splits, layout_bytes
+from ..shared.workspace import backward_bytes, count_head_splits, key_blocks, layout_bytes
 from .knobs import Sm90Pass, StoredPass, knobs_of
 
 FACTOR_BYTES = 4
@@ -193,7 +193,8 @@ def _even_share(count: int, most: int) -> int:
 
 def head_splits(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys."""
-    return count_head_splits(problem, knobs_of(candidate).dk_rows, ENOUGH_CTAS)
+    blocks = key_blocks(problem, knobs_of(candidate).dk_rows)
+    return count_head_splits(problem, blocks, ENOUGH_CTAS)
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

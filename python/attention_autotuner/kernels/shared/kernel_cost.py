@@ -146,7 +146,8 @@ def reductions(problem: Problem, splits: int) -> list[int]:
     """
     moved = [span_bytes(problem)] if problem.spanned else []
     if splits > 1:
-        rows = problem.batch * problem.heads_kv * problem.seqlen_k
+        batch, _, keys = problem.extents
+        rows = batch * problem.heads_kv * keys
         once = rows * (problem.padded_dim_qk + problem.padded_dim_v)
         moved.append(once * (2 * splits * FP32_BYTES + ELEMENT_BYTES))  # written, read, added up
     return moved

@@ -5,7 +5,9 @@ A test compares them with what built artifacts and the headers compute.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ...core.modifications import TYPICAL_BIAS_DISTANCE
 from ...core.problem import Problem
@@ -59,21 +61,54 @@ def states_bytes(problem: Problem, cut: SuperChunks) -> int:
     return FP32_BYTES * heads * cut.slots * problem.dim_qk * problem.dim_v
 
 
-def count_head_splits(problem: Problem, block: int, enough_ctas: int) -> int:
+def key_blocks(problem: Problem, block: int) -> int:
+    """Blocks of so many keys of all heads, batch included."""
+    batch, _, keys = problem.extents
+    return -(-keys // block) * problem.heads_kv * batch
+
+
+@dataclass(frozen=True)
+class KeyBlocks:
+    """Blocks of keys of a pass, the twin of ``KeyBlocks`` in ``key_splits.cuh``.
+
+    Attributes:
+        of_head: those of a head.
+        all: those of all heads.
+        queries: that see them.
+        filling: of all, as many as fill a GPU where CTAs claim them.
+    """
+
+    of_head: int
+    all: int
+    queries: int
+    filling: int
+
+    @classmethod
+    def of(cls, problem: Problem, block: int, enough_ctas: int) -> KeyBlocks:
+        """The blocks of so many keys; of packed sequences those of the longest, and as many as are the work of all."""
+        (_, _, total), longest, queries = problem.extents, problem.seqlen_k, problem.seqlen_q
+        if not problem.packed:
+            every = key_blocks(problem, block)
+            return cls(-(-longest // block), every, queries, -(-19 * enough_ctas // 10))
+        greatest = min(longest, total)
+        shorter = min(1.0, math.sqrt(total / (problem.batch * greatest)))
+        every = int(shorter * problem.heads_kv * total) // block
+        filling = -(-16 * enough_ctas // 10)
+        return cls(-(-greatest // block), every, int(shorter * queries), filling)
+
+
+def count_head_splits(problem: Problem, ctas: int, enough_ctas: int) -> int:
     """CTAs that share a block of keys where those are too few, each with some of the query heads of a group.
 
     The least divisor of the group that makes enough CTAs, or the group; the twin of ``count_head_splits`` in
     ``host/head_splits.cuh``.
 
     Args:
-        problem: gives keys and heads.
-        block: keys of a CTA.
+        problem: gives the heads.
+        ctas: blocks of keys of all heads.
         enough_ctas: CTAs that are enough.
     """
-    if problem.packed:
-        return 1
     group = problem.heads_q // problem.heads_kv
-    ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
     return _least_head_splits(group, lambda n: group % n == 0 and ctas * n >= enough_ctas)
 
 
@@ -82,27 +117,23 @@ def enough_uneven_ctas(blocks: int, enough_ctas: int) -> int:
     return max(enough_ctas, blocks * -(-enough_ctas // 8))
 
 
-def count_tailed_head_splits(
-    problem: Problem, block: int, head_bytes: int, enough_ctas: int
-) -> int:
+def count_tailed_head_splits(counted: KeyBlocks, group: int, head_bytes: int) -> int:
     """CTAs that share a block of keys where causal blocks are claimed, with parts of a group that may differ by a head.
 
     The twin of the function of this name in ``host/head_splits.cuh``; ``head_bytes`` is what the CTAs of all SMs stream
     of a head.
     """
-    lists, blocks = problem.heads_kv * problem.batch, -(-problem.seqlen_k // block)
-    group = problem.heads_q // problem.heads_kv
 
     def enough(splits: int) -> bool:
         wanted = 4 if group // splits <= 4 else 8
         allowed = group % splits == 0 or group // splits >= 2
-        filled = 10 * lists * splits * blocks >= 19 * enough_ctas
-        return allowed and lists * splits >= wanted and filled
+        ctas = counted.all * splits
+        return allowed and ctas >= wanted * counted.of_head and ctas >= counted.filling
 
     splits = _least_head_splits(group, enough)
     finer = -(-group // 3)
     beyond_l2 = group // splits * head_bytes - FITTING_BYTES
-    drifts = beyond_l2 * group * problem.seqlen_q // finer >= DRIFTING
+    drifts = beyond_l2 * group * counted.queries // finer >= DRIFTING
     return finer if drifts and finer > splits else splits
 
 
@@ -172,6 +203,7 @@ def span_bytes(problem: Problem) -> int:
 def backward_bytes(problem: Problem, splits: int) -> int:
     """Bytes that every backward over scores takes: of LSE and delta, of partial dK and dV, and of spans."""
     # Partial dK and dV of CTAs that share a block of keys; none where a CTA has its block alone.
-    rows = splits * problem.batch * problem.heads_kv * problem.seqlen_k if splits > 1 else 0
+    batch, _, keys = problem.extents
+    rows = splits * batch * problem.heads_kv * keys if splits > 1 else 0
     gradients = FP32_BYTES * rows * (problem.padded_dim_qk + problem.padded_dim_v)
     return lse_delta_bytes(problem) + gradients + span_bytes(problem)

@@ -149,11 +149,8 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
     using Host::Places::dq_tiles;
     int64_t semaphores, complete, listed, bias_sums, mask_sums;
 
-    static int key_splits(Params const& p) {
-      if constexpr (kPacked) return 1;
-      return count_key_splits<KernelParams, Keys>(p, Config::kEnoughCtas);
-    }
-    explicit Workspace(Params const& p) : Host::Places(p, key_splits(p)) {
+    explicit Workspace(Params const& p)
+        : Host::Places(p, count_key_splits<KernelParams, Keys>(p, Config::kEnoughCtas)) {
       semaphores = complete = bytes;
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
@@ -250,9 +247,9 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
     }
     if constexpr (T::kDynamic) list.claimed = complete + batch * p.heads_kv * common.splits.divisor;
     if constexpr (T::kTailed) {
-      int const tail = tail_heads<T>(p, heads * batch, section, blocks, most_ctas);
+      int const tail = tail_heads<T, kPacked>(p, heads * batch, section, blocks, most_ctas);
       list.tail_head = heads * batch - tail;
-      list.tail_tiles = list.tail_head * blocks;
+      list.tail_tiles = list.tail_head * (kPacked ? 1 : blocks);
       list.tail_heads = Divider::by(maximum(tail, 1));
     }
     int ctas = Config::kPersistent ? minimum(int(tiles), most_ctas) : int(tiles);
@@ -329,15 +326,16 @@ struct AttentionBackwardSm90Entry : BackwardHost<Config> {
         })
         .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);
-          int64_t const rows = int64_t(p.batch) * p.heads_kv * p.seqlen_k;
+          int64_t const rows = Host::partial_rows(p);
           int64_t const ctas = rows * (Config::kPaddedDimQK + Config::kPaddedDimV) / (kRowThreads * kChunk) + 1;
-          return EarlyLaunch::start(
-              Config::kEarlyLaunches, softmax_backward::attention_backward_sm90_reduce_splits<Config>,
-              int(ctas < kReduceSplitsCtas ? ctas : kReduceSplitsCtas), kRowThreads, 0, stream, common);
+          return EarlyLaunch::start(Config::kEarlyLaunches,
+                                    softmax_backward::attention_backward_sm90_reduce_splits<Config>,
+                                    int(ctas < kReduceSplitsCtas ? ctas : kReduceSplitsCtas), kRowThreads, 0, stream,
+                                    Host::as_one_sequence(common));
         })
         .then([&] {
           if constexpr (kFused) {
-            int const counted = p.heads_q / p.heads_kv / (Keys::kTailed ? 1 : common.splits.divisor);
+            int const counted = p.heads_q / p.heads_kv / (Keys::kUnevenParts ? 1 : common.splits.divisor);
             return EarlyLaunch::start(Config::kEarlyLaunches,
                                       softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>,
                                       softmax_backward::sink_ctas<Config>(p) + int(heads * places.dq_tiles),

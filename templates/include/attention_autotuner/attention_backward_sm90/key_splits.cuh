@@ -1,6 +1,7 @@
 // How many CTAs share a block of keys, each with some of the query heads of its group.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "attention_autotuner/attention_backward_sm90/sections.cuh"
@@ -12,20 +13,44 @@ namespace attention_autotuner {
 
 inline constexpr int kMostSplitBlocks = 128;  // of a head, beyond which parts of dK and dV take too much memory
 
+// How many blocks of keys a head has, and all heads, and how many queries see them. Of packed sequences those of the
+// longest, and as many like these as are the work of all, if their lengths lie about the geometric mean of the mean and
+// the greatest one.
+template <bool kPacked>
+struct KeyBlocks {
+  int64_t of_head, all, queries;
+  int enough_tenths = 19;  // of all, of an SM: nearly two
+
+  template <typename Params>
+  KeyBlocks(Params const& p, int block)
+      : of_head(divide_up(p.seqlen_k, block)), all(of_head * p.heads_kv * p.batch), queries(p.seqlen_q) {
+    if constexpr (kPacked) {
+      double const greatest = p.seqlen_k < p.total_k ? p.seqlen_k : p.total_k;
+      double const root = std::sqrt(p.total_k / (p.batch * greatest)), shorter = root < 1 ? root : 1.0;
+      of_head = divide_up(int(greatest), block);
+      all = int64_t(shorter * p.heads_kv * p.total_k) / block;
+      queries = int64_t(shorter * p.seqlen_q);
+      enough_tenths = 16;  // as short sequences come last
+    }
+  }
+};
+
 // The twin of head_splits() in attention_backward_sm90/resources.py. Causal blocks are of unlike length but in a
 // window; of documents that is not known here. A list with a tail is full with fewer.
 template <typename KernelParams, typename T, typename Params>
 int count_key_splits(Params const& p, int enough_ctas) {
-  int64_t const blocks = divide_up(p.seqlen_k, T::kBlockRows), lists = int64_t(p.heads_kv) * p.batch;
+  KeyBlocks<T::kPacked> const counted(p, T::kBlockRows);
+  int64_t const blocks = counted.of_head;
   int const group = p.heads_q / p.heads_kv;
   bool uneven = p.causal && !kHasSpans<KernelParams> && blocks <= kMostSplitBlocks;
   if constexpr (kHasWindow<KernelParams>) uneven = uneven && (p.window_left < 0 || p.window_left >= p.seqlen_k);
-  if (uneven && T::kTailed) {
+  if (uneven && T::kUnevenParts) {
     int64_t const head_bytes = int64_t(streamed_bytes<T>(p, group, enough_ctas * T::kBlockRows));
-    return count_tailed_head_splits(lists, blocks, group, p.seqlen_q, head_bytes, enough_ctas);
+    int const filling = divide_up(counted.enough_tenths * enough_ctas, 10);
+    return count_tailed_head_splits(counted.all, blocks, group, counted.queries, head_bytes, filling);
   }
   int64_t const enough = uneven ? enough_uneven_ctas(blocks, enough_ctas) : enough_ctas;
-  return count_head_splits(blocks * lists, group, enough);
+  return count_head_splits(counted.all, group, enough);
 }
 
 }  // namespace attention_autotuner

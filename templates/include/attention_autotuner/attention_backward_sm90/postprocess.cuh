@@ -34,13 +34,13 @@ __device__ __forceinline__ int64_t count_converted(ArgumentsOf<Config> const& ar
 // The list of converted tiles of queries.
 struct ConvertedTiles {
   Divider tiles, heads;  // of a query head, of a batch entry
-  Divider counted;       // query heads that count as complete together, or with a tail those of a group
+  Divider counted;       // query heads that count as complete together, or of uneven parts those of a group
 };
 // Which counter of complete blocks a query head has: that of the CTAs which take it, see Share.
 template <typename T, typename Arguments>
 __device__ __forceinline__ int counter_of(Arguments const& arguments, ConvertedTiles const& list, int head) {
   int const counter = list.counted.divide(head);
-  if constexpr (!T::kTailed) return counter;
+  if constexpr (!T::kUnevenParts) return counter;
   int const splits = arguments.splits.divisor, within = head - counter * list.counted.divisor;
   return counter * splits + list.counted.divide((within + 1) * splits - 1);
 }

@@ -115,7 +115,7 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
       range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
       if constexpr (T::kModified) range.first = common.first_key(first_row) / T::kBlockColumns;
     } else {
-      Share<true, T::kTailed> const share(arguments.common, tile.head);
+      Share<true, T::kUnevenParts> const share(arguments.common, tile.head);
       kv_head = share.kv_head;
       split = share.split;
       head = share.head;
@@ -124,10 +124,10 @@ struct BackwardPassSm90Stages : SequenceOfTile<T::kPacked, T::kSpanned> {
     end = begin + range.tiles();
   }
   __device__ __forceinline__ static TileCoordinates coordinates(List const& list, int index) {
-    if constexpr (T::kPacked) {
+    if constexpr (T::kTailed) {
+      return tailed_tile<T::kMasked, T::kPacked>(index, list);
+    } else if constexpr (T::kPacked) {
       return listed_tile(index, list);
-    } else if constexpr (T::kTailed) {
-      return tailed_tile<T::kMasked>(index, list);
     } else {
       return section_tile<T::kMasked>(index, list);
     }

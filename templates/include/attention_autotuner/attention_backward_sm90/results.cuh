@@ -85,6 +85,14 @@ __device__ __forceinline__ void write_results(Consumer const& consumer) {
   int const row = consumer.lane_row(), batch = consumer.batch;
   auto const write = [&](auto const& result, attention_autotuner_tensor const& out, float* partial, int padded_columns,
                          int columns, float scale, int head, int split, int rows) {
+    if constexpr (T::kPacked && !T::kByQueries) {
+      if (all.splits.divisor > 1) {
+        int64_t first_row = first_partial_row<true>(params, split, 0, head);
+        first_row += consumer.sequence.first_key;
+        write_partial_sums(result, partial + first_row * padded_columns, padded_columns, rows, row, 0);
+        return;
+      }
+    }
     write_result<Element, T::kGathered>(result, all, of_sequence(out), partial, padded_columns, columns, scale, batch,
                                         head, split, rows, row, 0);
   };

@@ -89,13 +89,13 @@ int section_heads(Params const& p, int heads, int splits, int multiprocessors) {
 // stream tensors that fit in L2 (on an H200, 512 CTAs of 1024 tokens of d128: 0.90 of the time with 33 of 64
 // heads, 1.08 with 50), and fewer than two are none. Short heads of a long list keep even, and lose 1 to 2 % by it. The
 // twin of tail_heads() in cost.py.
-template <typename T, typename Params>
+template <typename T, bool kPacked, typename Params>
 int tail_heads(Params const& p, int heads, int section, int blocks, int multiprocessors) {
   constexpr double kTailBytes = 36e6;
   constexpr int kShort = 16, kManyWaves = 12;
-  if (!p.causal || section != 1) return 0;
+  if ((!p.causal && !kPacked) || section != 1) return 0;
   if (blocks <= kShort && int64_t(heads) * blocks > kManyWaves * int64_t(multiprocessors)) return 0;
-  double const bytes = streamed_bytes<T>(p, p.heads_q / p.heads_kv, p.seqlen_q);  // of a query head at a time
+  double const bytes = streamed_bytes<T>(p, p.heads_q / p.heads_kv, rows_of_queries<kPacked>(p));  // of a query head
   int const tail = int(minimum(double(heads), kTailBytes / bytes));
   return tail < 2 ? 0 : tail;
 }

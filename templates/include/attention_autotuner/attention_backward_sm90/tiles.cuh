@@ -56,26 +56,25 @@ struct ClaimedList : SectionListOf<kPacked> {
 };
 // With a tail, the last heads are a section of their own: of heads in turn, causal blocks of the last one would begin
 // with the longest, beside which the other SMs have nothing left to do.
-struct TailedList : ClaimedList<false> {
+template <bool kPacked>
+struct TailedList : ClaimedList<kPacked> {
   int tail_tiles, tail_head;  // where that section begins
   Divider tail_heads;
 };
-template <bool kMasked>
-__device__ __forceinline__ TileCoordinates tailed_tile(int index, TailedList const& list) {
-  int const within = index - list.tail_tiles;
-  if (within < 0) return section_tile<kMasked>(index, list);
-  int const rank = list.tail_heads.divide(within);
-  return tile_of_head<kMasked>(list.tail_head + within - rank * list.tail_heads.divisor, rank, list);
-}
 template <typename T>
 using TileListOf =
-    std::conditional_t<T::kTailed, TailedList,
+    std::conditional_t<T::kTailed, TailedList<T::kPacked>,
                        std::conditional_t<T::kDynamic, ClaimedList<T::kPacked>, SectionListOf<T::kPacked>>>;
 
+// So many tiles of a single row block, or of packed sequences as many for each that is listed.
+template <bool kPacked>
+__device__ __forceinline__ int count_listed(int tiles, SectionListOf<kPacked> const& list) {
+  if constexpr (kPacked) return tiles * *list.listed.count;
+  return tiles;
+}
 template <bool kPacked>
 __device__ __forceinline__ int count_tiles(SectionListOf<kPacked> const& list) {
-  if constexpr (kPacked) return list.tiles * *list.listed.count;
-  return list.tiles;
+  return count_listed<kPacked>(list.tiles, list);
 }
 // In the place of a row block is its place in the list.
 __device__ __forceinline__ TileCoordinates listed_tile(int index, PackedSectionList const& list) {
@@ -83,6 +82,17 @@ __device__ __forceinline__ TileCoordinates listed_tile(int index, PackedSectionL
   int const within = index - section * section_tiles, listed = list.section_heads.divide(within);
   int const head = section * list.section_heads.divisor + within - listed * list.section_heads.divisor;
   return {listed, head, 0, 0};
+}
+template <bool kMasked, bool kPacked>
+__device__ __forceinline__ TileCoordinates tailed_tile(int index, TailedList<kPacked> const& list) {
+  int const within = index - count_listed<kPacked>(list.tail_tiles, list);
+  if (within < 0) {
+    if constexpr (kPacked) return listed_tile(index, list);
+    if constexpr (!kPacked) return section_tile<kMasked>(index, list);
+  }
+  int const rank = list.tail_heads.divide(within);
+  if constexpr (kPacked) return {rank, list.tail_head + within - rank * list.tail_heads.divisor, 0, 0};
+  return tile_of_head<kMasked>(list.tail_head + within - rank * list.tail_heads.divisor, rank, list);
 }
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th, or claims the next: every role of it

@@ -90,9 +90,10 @@ struct BackwardPassSm90Traits : ScoreModsOf<Config> {
   static constexpr bool kDynamic = Config::kDynamic;  // CTAs that stay claim the next tile
   // And the first, where CTAs wait for such as have claimed before: these run, whatever else the GPU runs.
   static constexpr bool kClaimsFirst = kDynamic && kQueuedDq;
-  // Whether a list may have a tail: queued shares have heads side by side all along, packed sequences a list of their
-  // own.
-  static constexpr bool kTailed = kDynamic && !kQueuedDq && !Mods::kPacked && !kByQueries;
+  // Whether a list may have a tail: queued shares have heads side by side all along.
+  static constexpr bool kTailed = kDynamic && !kQueuedDq && !kByQueries;
+  // Whether CTAs that share a block of keys may have unlike numbers of heads.
+  static constexpr bool kUnevenParts = (kTailed || Mods::kPacked) && !kByQueries;
   // Whether a head's blocks of keys may begin at tiles of queries of their own, so that none waits for the one before
   // it in step. CTAs wait in a ring then, and have to run together.
   static constexpr bool kApart = kQueuedDq && kKeysDq && Config::kPersistent && !kDynamic && !Mods::kModified;

@@ -33,8 +33,8 @@ struct BackwardArguments {
   int lse_delta_rows;
   int dq_tiles;
   // CTAs that share a block of keys, each with some of the group's query heads (a split reduction). Where they are more
-  // than one, their dK and dV go to the workspace in fp32, [splits, batch, heads_kv, seqlen_k, padded dim], and are
-  // added by the postprocess.
+  // than one, their dK and dV go to the workspace in fp32, [splits, batch, heads_kv, seqlen_k, padded dim], or of
+  // packed sequences [splits, heads_kv, total_k, padded dim], and are added by the postprocess.
   Divider splits;
   float* dk_partial;
   float* dv_partial;
@@ -82,6 +82,13 @@ struct BackwardArguments {
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
 };
+
+// Where the partial sums of dK and dV of a split begin: the row of the head's first key, of all sequences if packed.
+template <bool kPacked, typename Params>
+__device__ __forceinline__ int64_t first_partial_row(Params const& p, int split, int batch, int kv_head) {
+  if constexpr (kPacked) return (int64_t(split) * p.heads_kv + kv_head) * p.total_k;
+  return ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k;
+}
 
 // Which streamed tile: of which head of the group, and which of its tiles.
 struct Cursor {

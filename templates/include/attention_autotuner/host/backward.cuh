@@ -42,6 +42,19 @@ struct BackwardHost {
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
+  // Rows of dK and dV in the partial sums of a split.
+  static int64_t partial_rows(Params const& p) {
+    return int64_t(batch_of<kPacked>(p)) * p.heads_kv * rows_of_keys<kPacked>(p);
+  }
+  // The arguments of the kernel that adds partial sums: packed sequences are one there.
+  static Arguments as_one_sequence(Arguments arguments) {
+    if constexpr (kPacked) {
+      arguments.params.batch = 1;
+      arguments.params.seqlen_k = arguments.params.total_k;
+    }
+    return arguments;
+  }
+
   // Where buffers of the workspace start, in bytes: those of rows, then what else an entry takes.
   struct Places {
     int splits;     // CTAs that share a block of keys
@@ -61,7 +74,7 @@ struct BackwardHost {
     void take_partial_sums(Params const& p) {
       dk_partial = dv_partial = bytes;
       if (splits == 1) return;
-      int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
+      int64_t const rows = splits * partial_rows(p);
       dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
       bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
     }

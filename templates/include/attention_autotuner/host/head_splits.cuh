@@ -30,23 +30,23 @@ inline int64_t enough_uneven_ctas(int64_t blocks, int enough_ctas) {
 // heads at once, of each so many bytes: with 64/8 heads of 8192 tokens and d128 that are 8.3 GB of DRAM traffic,
 // and 1.1 in three parts. Finer parts pay by what is beyond L2, and cost sums of dK and dV, the more the fewer queries
 // there are.
-inline bool drifts(int splits, int finer, int group, int64_t seqlen_q, int64_t head_bytes) {
+inline bool drifts(int splits, int finer, int group, int64_t queries, int64_t head_bytes) {
   constexpr int64_t kFitting = 50'000'000, kEnough = 400'000'000'000;
-  return finer > splits && (group / splits * head_bytes - kFitting) * group * seqlen_q / finer >= kEnough;
+  return finer > splits && (group / splits * head_bytes - kFitting) * group * queries / finer >= kEnough;
 }
 
 // In a list with a tail, see TailedList, fewer are enough: nearly two CTAs an SM, of eight lists, or of four where a
 // CTA has few heads. On an H200, 8192 tokens: 2470 us for 2731 with 32/8 heads, 1207 for 1406 with 16/2, each to those
 // of 17 lists. Parts of two heads or more may differ by one. `head_bytes` is what the CTAs of all SMs stream of a head.
-inline int count_tailed_head_splits(int64_t lists, int64_t blocks, int group, int64_t seqlen_q, int64_t head_bytes,
-                                    int enough_ctas) {
+inline int count_tailed_head_splits(int64_t ctas, int64_t blocks, int group, int64_t queries, int64_t head_bytes,
+                                    int filling_ctas) {
   int const splits = least_head_splits(group, [=](int splits) {
     int64_t const wanted = group / splits <= 4 ? 4 : 8;
     bool const allowed = group % splits == 0 || group / splits >= 2;
-    return allowed && lists * splits >= wanted && 10 * lists * splits * blocks >= 19 * int64_t(enough_ctas);
+    return allowed && ctas * splits >= wanted * blocks && ctas * splits >= filling_ctas;
   });
   int const finer = (group + 2) / 3;
-  return drifts(splits, finer, group, seqlen_q, head_bytes) ? finer : splits;
+  return drifts(splits, finer, group, queries, head_bytes) ? finer : splits;
 }
 
 }  // namespace attention_autotuner

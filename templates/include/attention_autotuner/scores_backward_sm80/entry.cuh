@@ -104,7 +104,6 @@ struct BackwardEntry : BackwardHost<Config> {
 
   // CTAs that share a block of keys.
   static int count_splits(Params const& p) {
-    if (kPacked) return 1;
     int block = 0;
     for_each_pass([&block](auto, auto, auto traits) {
       using Traits = decltype(traits);
@@ -112,8 +111,8 @@ struct BackwardEntry : BackwardHost<Config> {
       return int32_t(ATTENTION_AUTOTUNER_OK);
     });
     int const group = p.heads_q / p.heads_kv;
-    int64_t const ctas = int64_t(divide_up(p.seqlen_k, block)) * p.heads_kv * p.batch;
-    return count_head_splits(ctas, group, Config::kEnoughCtas);
+    int64_t const blocks = int64_t(divide_up(rows_of_keys<kPacked>(p), block)) * batch_of<kPacked>(p);
+    return count_head_splits(blocks * p.heads_kv, group, Config::kEnoughCtas);
   }
   struct Workspace : Host::Places {
     int64_t bias_sums, mask_sums;
@@ -197,7 +196,8 @@ struct BackwardEntry : BackwardHost<Config> {
       }
     });
     if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
-      backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(arguments);
+      backward_reduce_splits<Config>
+          <<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(Host::as_one_sequence(arguments));
       status = cuda_status(cudaGetLastError());
     }
     if constexpr (kOnePass) {

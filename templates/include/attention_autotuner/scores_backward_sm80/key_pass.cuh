@@ -271,8 +271,8 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     }
     auto const& p = arguments.params;
     if constexpr (Shared) {
-      write_partial(sum, ValueWarp ? arguments.dv_partial : arguments.dk_partial, p, share.split, batch, share.kv_head,
-                    key0 + row0, 0, ValueWarp ? T::kPaddedDimV : T::kPaddedDimQK);
+      write_partial<T::kPacked>(sum, ValueWarp ? arguments.dv_partial : arguments.dk_partial, p, share.split, batch,
+                                share.kv_head, key0 + row0, 0, ValueWarp ? T::kPaddedDimV : T::kPaddedDimQK);
       return;
     }
     if constexpr (T::kOnePass) __syncthreads();  // dQ has read K

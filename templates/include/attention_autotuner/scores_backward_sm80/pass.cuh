@@ -23,7 +23,11 @@ __device__ __forceinline__ void of_sequence(Arguments const& arguments, TileCoor
         find_block<T::kBlockRows>(T::kByQueries ? CuSeqlens::of_queries(p) : CuSeqlens::of_keys(p), tile.row_block);
     if (!at.exists) return;
     Arguments shown = arguments;
-    show_sequence_to_backward<T::kByQueries>(shown, at.sequence);
+    SequenceBegin const begin = show_sequence_to_backward<T::kByQueries>(shown, at.sequence);
+    if constexpr (!T::kByQueries) {
+      shown.dk_partial += int64_t(begin.key) * T::kPaddedDimQK;
+      shown.dv_partial += int64_t(begin.key) * T::kPaddedDimV;
+    }
     if constexpr (T::kOnePass) {
       CuSeqlens const queries = CuSeqlens::of_queries(p);
       shown.dq_sum +=
@@ -173,12 +177,12 @@ __device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> c
 
 // Writes a warp's rows of a CTA's partial dK or dV, unscaled, for backward_reduce_splits. `columns` is the padded head
 // dim.
-template <int RowTiles, int ColumnTiles, typename Params>
+template <bool kPacked, int RowTiles, int ColumnTiles, typename Params>
 __device__ __forceinline__ void write_partial(Accumulators<RowTiles, ColumnTiles> const& sum, float* partial,
                                               Params const& p, int split, int batch, int kv_head, int row, int column,
                                               int columns) {
   int const lane = lane_here();
-  float* const head = partial + ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k * columns;
+  float* const head = partial + first_partial_row<kPacked>(p, split, batch, kv_head) * columns;
 #pragma unroll
   for (int i = 0; i < RowTiles; ++i) {
 #pragma unroll

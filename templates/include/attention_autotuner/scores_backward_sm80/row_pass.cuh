@@ -258,8 +258,8 @@ struct RowPassWarp : PassWarp<Traits> {
   __device__ __forceinline__ void write(Accumulators<T::kRowTiles, T::kResultTiles> const& sum) const {
     auto const& p = arguments.params;
     if constexpr (Shared) {
-      write_partial(sum, T::kNeedsDp ? arguments.dk_partial : arguments.dv_partial, p, share.split, batch, head,
-                    row0 + warp_row(), slice * T::kResultColumns, T::kResultDim);
+      write_partial<T::kPacked>(sum, T::kNeedsDp ? arguments.dk_partial : arguments.dv_partial, p, share.split, batch,
+                                head, row0 + warp_row(), slice * T::kResultColumns, T::kResultDim);
       return;
     }
     attention_autotuner_tensor const& out = T::kResult == Result::kDq ? p.dq : T::kResult == Result::kDk ? p.dk : p.dv;

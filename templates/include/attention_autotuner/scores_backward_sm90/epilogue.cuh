@@ -56,6 +56,26 @@ __device__ __forceinline__ void write_gathered(float const (&result)[Registers],
   }
 }
 
+// The same of partial sums, in fp32; `partial` is those of a head's first row.
+template <int kHalfStep = 8, int Registers>
+__device__ __forceinline__ void write_partial_sums(float const (&result)[Registers], float* partial, int padded_columns,
+                                                   int rows, int row, int column) {
+  column += 2 * (lane_index() & 3);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    int const i = row + kHalfStep * half;
+    if (i >= rows) continue;
+    float* const line = partial + int64_t(i) * padded_columns;
+#pragma unroll
+    for (int g = 0; g < Registers / 4; ++g) {
+      if (column + 8 * g < padded_columns) {
+        *reinterpret_cast<float2*>(line + column + 8 * g) =
+            make_float2(result[4 * g + 2 * half], result[4 * g + 2 * half + 1]);
+      }
+    }
+  }
+}
+
 // Writes a warpgroup's rows of a result, scaled; or, where CTAs share rows, in fp32 as partial sums. `row` is the
 // lane's first, the second is kHalfStep further, and `column` the first of the accumulators.
 template <typename Element, bool kGathered, int kHalfStep = 8, int Registers, typename Common>
