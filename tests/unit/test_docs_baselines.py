@@ -131,6 +131,69 @@ def test_the_kernel_log_has_the_steps_of_grouped_heads() -> None:
     assert f"of Qwen2.5 7B have {three} of flash-attn 3 and {four} of flash-attn 4" in log
 
 
+HEADS_OF_PACKED = {
+    "packed_16k": "16",
+    "packed_llama3_8b": "32/8, Llama-3 8B",
+    "packed_llama3_70b": "64/8, Llama-3 70B",
+    "packed_llama3_70b_tp8": "8/1, the same on 8 GPUs",
+    "packed_qwen2_5_7b": "28/4, Qwen2.5 7B",
+}
+PARTS_OF_PACKED = """
+18 sequences, 8/1: B1 S3 T3
+18 sequences, 16/2: B1 S2 T2
+2048, 1024, 2 x 512, 64/8: B1 S2
+2048, 1024, 2 x 512, 8/1: B1 S8
+4 x 4096, 64/8: Q1 S3 T3
+4 x 4096, 28/4: B1 S3 T3
+1 x 8192, 8/1: B1 S4 T4
+1 x 8192, 28/4: B1 S2 T2
+1 x 8192, 64/8: B1 S3 T3
+1 x 16384, 64/8: S1 S3 T3
+1 x 16384, 8/1: B1 S4 T4
+6000 and 7 short ones, 64/8: B1 S2 T2
+6000 and 7 short ones, 8/1: B1 S8
+"""  # the kernel before, the one with parts and a tail, and the one in longer steps; with its parts
+
+
+def test_packed_sequences_are_as_their_page_and_the_log_say() -> None:
+    rows = {(row["case"], row["modes"][0]): row for row in result("packed_sequences")["rows"]}
+    modes = ("forward", "backward")
+
+    def ratio(case: str, name: str, mode: str) -> str:
+        return f"{rows[case, mode]['ratios'][f'{name} {mode}']['ratio']:.2f}"
+
+    def both(case: str, name: str) -> str:
+        return " and ".join(ratio(case, name, mode) for mode in modes)
+
+    page = Path("docs/packed_sequences.md").read_text(encoding="utf-8")
+    for case, heads in HEADS_OF_PACKED.items():
+        names = ("flash_attn_3", "flash_attn_4", "equal_lengths")
+        assert f"| {heads} | {' | '.join(both(case, name) for name in names)} |" in page
+    assert f"with 16 heads it has {both('packed_16k', 'sdpa_flash')}: it waits" in page
+    three, four = (
+        "{}, {}, {} and {}".format(
+            *(ratio(case, name, "backward") for case in list(HEADS_OF_PACKED)[1:])
+        )
+        for name in ("flash_attn_3", "flash_attn_4")
+    )
+    said = f"have {three} of flash-attn 3 and {four} of flash-attn 4, with 18"
+    assert said in words_of("kernel_log.md")
+
+
+def test_the_kernel_log_has_the_races_of_packed_parts() -> None:
+    runs = result("kernel_log_races")["attention_backward_packed_parts"]
+    page = Path("docs/kernel_log.md").read_text(encoding="utf-8")
+    for line in PARTS_OF_PACKED.strip().splitlines():
+        case, _, raced = line.rpartition(": ")
+        kernels = raced.split()
+        us = [
+            runs[name]["rested_us"].get(case) for name in ("before", "with_tails", "longer_steps")
+        ]
+        cells = [f"{of[kernel]:.0f}" for of, kernel in zip(us, kernels, strict=False)]
+        cells += ["-"] * (3 - len(kernels)) + [f"{us[len(kernels) - 1]['flash_attn_3']:.0f}"]
+        assert f"| {case} | {' | '.join(cells)} |" in page
+
+
 def test_the_kernel_log_has_the_races_of_parts() -> None:
     run, log = result("kernel_log_races")["attention_backward_parts"], words_of("kernel_log.md")
     shown = 0

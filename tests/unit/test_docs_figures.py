@@ -76,15 +76,6 @@ def score_modifications() -> Iterator[str]:
         yield f" | {' | '.join(cells)} |"
 
 
-def packed() -> Iterator[str]:
-    for mode in ("forward", "backward"):
-        cells = [
-            shown("packed_sequences", name, mode)[0]
-            for name in ("flash_attn_3", "flash_attn_4", "sdpa_flash", "equal_lengths")
-        ]
-        yield f"| {mode} | {' | '.join(cells)} |"
-
-
 def readme() -> Iterator[str]:
     three, four, cudnn, two = (
         shown("attention_backward", name, "backward")[0]
@@ -263,7 +254,6 @@ def retention_of_packed() -> Iterator[str]:
         ("bundles.md", bundles),
         ("matmul.md", matmul),
         ("score_modifications.md", score_modifications),
-        ("packed_sequences.md", packed),
         ("../README.md", readme),
         ("troubleshooting.md", troubleshooting),
         ("kernel_log.md", kernel_log),
