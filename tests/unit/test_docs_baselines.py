@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from attention_autotuner.arch import resolve
+from attention_autotuner.core.problem import Problem
 from benchmarks.default_races import default_of, read_races, without_stages
 from benchmarks.results import LEVEL, ratio_text
 from tests.result_files import result
@@ -192,6 +193,39 @@ def test_the_kernel_log_has_the_races_of_packed_parts() -> None:
         cells = [f"{of[kernel]:.0f}" for of, kernel in zip(us, kernels, strict=False)]
         cells += ["-"] * (3 - len(kernels)) + [f"{us[len(kernels) - 1]['flash_attn_3']:.0f}"]
         assert f"| {case} | {' | '.join(cells)} |" in page
+
+
+def test_defaults_of_packed_modified_sequences_are_as_the_log_says() -> None:
+    raced, log = packed_modified_races(), words_of("kernel_log.md")
+    chosen = [(us[name], us) for us, name in raced]
+    before = geometric_mean([us / others["default before"] for us, others in chosen])
+    fastest = geometric_mean([us / min(others.values()) for us, others in chosen])
+    assert len(raced) == 80
+    said = f"{before:.2f} of the time of those before in the geometric mean, and {fastest:.3f}"
+    assert said in log
+
+
+def packed_modified_races() -> list[tuple[dict[str, float], str]]:
+    """Times of kernels of each race of packed modified sequences, and the name of the default's of today."""
+    run = result("kernel_log_races")["attention_backward_packed_parts"]
+    races = []
+    for label, us in run["modified_us"].items():
+        modified, *of_lengths, heads = label.split(", ")
+        lengths = run["lengths"][", ".join(of_lengths)]
+        window = int(modified.split()[1]) - 1 if modified.startswith("window") else -1
+        names: dict[str, tuple[str, ...]] = {"ALiBi": ("alibi_slopes",), "softcap": ("softcap",)}
+        heads_q, heads_kv = map(int, heads.split("/"))
+        problem = Problem(
+            direction="backward", dtype="bf16", causal=True, batch=len(lengths), heads_q=heads_q,
+            heads_kv=heads_kv, seqlen_q=max(lengths), seqlen_k=max(lengths), dim_qk=128, dim_v=128,
+            packed_rows=(sum(lengths),) * 2, window_size=(window, -1),
+            modifications=names.get(modified, ()),
+        )  # fmt: skip
+        default = resolve("H100").default(problem).name.partition("_fused_keys_")[2]
+        for usual in ("_raster_persistent_early_gathered", "_early_gathered", "_c16"):
+            default = default.replace(usual, "")
+        races.append((us, default))
+    return races
 
 
 def test_the_kernel_log_has_the_races_of_parts() -> None:

@@ -91,7 +91,9 @@ def test_changed_scores_are_queued_in_deterministic_mode(
         (128, 1, 16384, {"causal": False}, "queued"),
         (64, 18, 2678, {}, "queued"),
         (64, 1, 16384, {}, "stored"),  # as long as each other
-        (128, 18, 2678, {"window_size": (511, 0)}, "queued"),
+        (128, 18, 2678, {"window_size": (511, 0)}, "stored"),
+        (64, 18, 2678, {"window_size": (511, 0)}, "queued"),
+        (128, 2, 8192, {"modifications": ("softcap",), "heads_q": 8, "heads_kv": 1}, "bulk"),
         (128, 18, 2678, {"modifications": ("sinks",)}, "stored"),
         (128, 18, 2678, {"modifications": ("alibi_slopes",)}, "stored"),
         (128, 18, 2678, {"heads_q": 2, "heads_kv": 2}, "stored"),

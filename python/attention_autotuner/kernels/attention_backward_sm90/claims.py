@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...arch.spec import ArchSpec
-from ...core.modifications import PACKED, SPANS
+from ...core.modifications import PACKED, SPANS, WINDOW
 from ...core.problem import Problem
 from .knobs import DqAdd
 from .suitability import (
@@ -37,6 +37,13 @@ TAILED_SHORT = 1.9  # the same with short keys
 TAILED_HEADS = 0.8  # the same of plain scores where no heads share keys
 TAILED_LONG = 0.3  # the same of plain scores with long keys
 LONG_TAILED_KEYS = 2048
+TAILED_PACKED = frozenset({PACKED, WINDOW, "alibi_slopes", "softcap"})
+"""Modifications with which packed causal sequences were raced in lists with a tail, beyond d64.
+
+On an H200, bf16, d128, against blocks by length: 562 us against 841 with ALiBi and 621 against 914 with a softcap, 8/1
+heads of one sequence of 8192 tokens, but 649 against 626 and 702 against 685 with four of 4096; in a window of 1024
+keys 897 against 938 with 18 of up to 2678 tokens and 28/4 heads, but 330 against 310 with 8/1.
+"""
 QUEUED_KEYS, QUEUED_CAUSAL_WAVES = 256, 8  # up to and from which shares of causal blocks are queued
 MASKED = frozenset({"attn_mask"})
 CLAIMED = PLAIN | CHANGED | MASKED | {PACKED}  # with which claims were raced
@@ -85,8 +92,10 @@ def _claimed_waves(problem: Problem, spec: ArchSpec) -> float:
     sequences as well: 540 us against 813 by length with 8/1 heads of one of 8192 tokens, d128.
     """
     changed = set(problem.compiled_modifications) - SINKS
-    if changed == {PACKED} and problem.widest_dim > HELD_DIM:
-        return _tailed_waves(problem, plain=True) if problem.causal else CLAIMED_SOONER
+    if problem.packed and problem.widest_dim > HELD_DIM and changed <= TAILED_PACKED:
+        if problem.causal:
+            return _tailed_waves(problem, plain=WINDOW not in changed)
+        return CLAIMED_SOONER if changed == {PACKED} else CLAIMED_WAVES
     if PACKED in changed or (changed - CHANGED - MASKED and not problem.causal):
         return CLAIMED_WAVES
     if not problem.causal:
@@ -122,14 +131,15 @@ def claims_longer_steps(problem: Problem) -> bool:
     """True where steps of 80 queries pay by turns in blocks that are claimed, if they do not have few steps.
 
     On an H200, d128, causal, against 64: 904 us against 974 at 4 x 16 x 3333, bf16, 736 against 717 with 2048 tokens;
-    with ALiBi 2333 against 2412 at 8192, a tie at 4096; with a prefix 2743 against 2786 and 1567 against 1547; 794
-    against 762 in a window, 672 against 635 with documents. In packed sequences 614 against 618 with 18 of up to 2678
-    tokens and 16 heads, 2524 against 2717 with 64/8, 18051 against 19738 with one of 16384.
+    with ALiBi 2333 against 2412 at 8192, a tie at 4096, packed 4406 against 4564 at 1 x 64/8 x 8192; with a prefix 2743
+    against 2786 and 1567 against 1547; 794 against 762 in a window, 672 against 635 with documents. In packed sequences
+    614 against 618 with 18 of up to 2678 tokens and 16 heads, 2524 against 2717 with 64/8, 18051 against 19738 with one
+    of 16384.
     """
     mods = set(problem.modifications) | set(problem.compiled_modifications)
     if mods <= SINKS | {PACKED}:
         return problem.seqlen_q > (LONG_CLAIMED_ROWS if problem.causal else LONG_EVEN_ROWS)
-    many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS}
+    many_steps = mods <= SINKS | {"alibi_slopes", "prefix_lens", SPANS, PACKED}
     return many_steps and problem.seqlen_q > LONG_MODIFIED_ROWS
 
 
@@ -169,20 +179,15 @@ def _pays_tail(problem: Problem, spec: ArchSpec) -> bool:
     On an H200 302 us against 332 at 2 x 224/32 x 810, d64, and 131 against 133 at 4 x 32 x 1024, but 246 against 244
     at 8 x 32 x 1024. In packed sequences, bf16, d128, 5432 against 5746 at 4 x 64/8 x 4096, 638 against 705 with one of
     6000 tokens beside seven short ones, 614 against 613 with 18 of up to 2678; at d64 1189 against 1260 at
-    1 x 32 x 8192, but 706 against 689 where lengths are unlike.
+    1 x 32 x 8192, but 706 against 689 where lengths are unlike. In a window of 1024 keys 1946 against 2032 with 18
+    sequences and 64/8 heads, but 532 against 523 with 16.
     """
-    if problem.deterministic or not is_uneven(problem, spec):
+    if problem.deterministic or not problem.causal or not is_uneven(problem, spec):
         return False
     if problem.packed:
-        long = problem.widest_dim > HELD_DIM or not is_unlike(problem)
-        return _is_plain_packed(problem) and long
+        plain = WINDOW not in problem.compiled_modifications
+        return problem.widest_dim > HELD_DIM or (plain and not is_unlike(problem))
     return problem.seqlen_k > QUEUED_KEYS and not has_waves(problem, spec, QUEUED_CAUSAL_WAVES)
-
-
-def _is_plain_packed(problem: Problem) -> bool:
-    """True of packed causal sequences whose scores are those of plain attention, and none in a window."""
-    mods = set(problem.compiled_modifications)
-    return problem.causal and problem.packed and mods <= SINKS | {PACKED}
 
 
 def may_claim(problem: Problem, spec: ArchSpec) -> bool:
