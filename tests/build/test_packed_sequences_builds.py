@@ -128,6 +128,22 @@ UNEVEN = (
     "return 2;",
 )
 
+# Groups whose CTAs share blocks of keys in one part to eight, evenly or not.
+GROUPED_FIELDS = ("batch", "seqlen_q", "seqlen_k", "packed_rows", "heads_q", "heads_kv")
+GROUPED: list[tuple[Any, ...]] = [
+    (sequences, longest, longest, (rows, rows), heads, heads_kv)
+    for sequences, longest, rows, heads, heads_kv in (
+        (18, 2678, 16384, 64, 8),
+        (18, 2678, 16384, 28, 4),
+        (18, 2678, 16384, 8, 1),
+        (1, 8192, 8192, 28, 4),
+        (8, 6000, 8192, 8, 1),
+        (4, 4096, 16384, 64, 8),
+        (1, 40000, 40000, 8, 2),
+        (3, 100, 5, 8, 1),
+    )
+]
+
 
 def problem_of(knobs: str, kind: str) -> Problem:
     direction: Any = next(iter(KNOBS[knobs].serves))[1]
@@ -296,6 +312,11 @@ def test_defaults_build_with_params_in_registers_and_say_their_workspace(
         queued = family == "sm90" and problem.deterministic
         most = 96 if queued else 64  # of params, 700 bytes
         assert artifact.report.stack_bytes <= most, artifact.report
-        for shape in (problem, replace(problem, batch=300, packed_rows=(9999, 77))):
+        grouped = [
+            replace(problem, **dict(zip(GROUPED_FIELDS, shape, strict=True)), causal=causal)
+            for shape in GROUPED
+            for causal in (False, True)
+        ]
+        for shape in (problem, replace(problem, batch=300, packed_rows=(9999, 77)), *grouped):
             expected = kernel_of(candidate).workspace_bytes(shape, candidate)
             assert workspace_bytes(shape, artifact.path) == expected
