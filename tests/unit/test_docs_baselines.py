@@ -203,6 +203,15 @@ def test_defaults_of_packed_modified_sequences_are_as_the_log_says() -> None:
     assert len(raced) == 80
     said = f"{before:.2f} of the time of those before in the geometric mean, and {fastest:.3f}"
     assert said in log
+    dims = result("kernel_log_races")["attention_backward_packed_parts"]["other_dims_us"]
+    of_groups: dict[bool, list[float]] = {True: [], False: []}
+    for label, us in dims.items():
+        of = {way: t for way in ("stored", "queued") for name, t in us.items() if way in name}
+        if len(of) == 2:
+            of_groups[not label.endswith("16/16")].append(of["stored"] / of["queued"])
+    grouped, alone = (f"{min(x):.2f} to {max(x):.2f}" for x in of_groups.values())
+    said = f"take {grouped} of the time of queued ones where heads share keys, and {alone} where"
+    assert said in log
 
 
 def packed_modified_races() -> list[tuple[dict[str, float], str]]:
