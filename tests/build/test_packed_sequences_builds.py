@@ -55,6 +55,11 @@ KNOBS = {
     ),
     "claimed": CLAIMED,
     "queued": replace(CLAIMED, dq_share=DqShareSm90(dq_by="own", dq_add="queued", ds_stages=1)),
+    "swapped": replace(
+        CLAIMED,
+        keys=BackwardPassSm90(block_columns=80, issue_order="by_turns", first_stages=3),
+        dq_share=DqShareSm90(dq_by="keys", dq_add="stored", ds_stages=1),
+    ),
     "shared": AttentionBackwardSm90Knobs(
         decomposition="two_pass",
         keys=BackwardPassSm90(block_columns=64, issue_order="serial", shared_rows=True),
@@ -121,12 +126,19 @@ MISTAKES = {
         "",
     ),
 }
-# CTAs with one head and with two of the three of a group; else those of few tokens have one.
+# CTAs with one head and with two of the three of a group, where those of few tokens have one; and a tail of two heads,
+# where such lists are all tail.
 UNEVEN = (
     "host/head_splits.cuh",
     "return drifts(splits, finer, group, queries, head_bytes) ? finer : splits;",
     "return 2;",
 )
+SHORT_TAIL = ("attention_backward_sm90/sections.cuh", "return tail < 2 ? 0 : tail;", "return 2;")
+OTHER_LISTS = {
+    "claimed": {"uneven": UNEVEN, "short_tail": SHORT_TAIL},
+    "queued": {"uneven": UNEVEN},
+    "swapped": {"uneven": UNEVEN, "short_tail": SHORT_TAIL},
+}
 
 # Groups whose CTAs share blocks of keys in one part to eight, evenly or not.
 GROUPED_FIELDS = ("batch", "seqlen_q", "seqlen_k", "packed_rows", "heads_q", "heads_kv")
@@ -147,14 +159,15 @@ GROUPED: list[tuple[Any, ...]] = [
 
 def problem_of(knobs: str, kind: str) -> Problem:
     direction: Any = next(iter(KNOBS[knobs].serves))[1]
-    return replace(BASE, direction=direction, **KINDS[kind])
+    fields = {"causal": True, "dim_qk": 128, "dim_v": 128} if kind == "wide" else KINDS[kind]
+    return replace(BASE, direction=direction, **fields)
 
 
 @cache
 def kernel_of_kind(folder: Path, knobs: str, kind: str) -> LoadedKernel:
     """A kernel with the mistakes that are in it, each of which waits to be asked for."""
     mistakes = {name: how[1:] for name, how in MISTAKES.items() if how[0] == knobs}
-    mistakes |= {"uneven": UNEVEN} if knobs in ("claimed", "queued") else {}
+    mistakes |= OTHER_LISTS.get(knobs, {})
     made = Candidate.of(problem_of(knobs, kind), KNOBS[knobs])
     return emulated(made, folder / "packed" / f"{knobs}_{kind}", mistakes)
 
@@ -185,7 +198,7 @@ def beginning_late(inputs: Inputs, *, name: str) -> tuple[Inputs, Inputs]:
 @pytest.mark.parametrize(
     ("knobs", "kind"),
     [
-        *((name, "all") for name in KNOBS),
+        *((name, "all") for name in KNOBS if name != "swapped"),
         *(("event", "plain"), ("one_pass", "top_left"), ("claimed", "causal"), ("queued", "plain")),
     ],
 )
@@ -257,14 +270,15 @@ def test_blocks_are_claimed_by_more_ctas_than_there_are_and_of_many_sequences(
     assert checked([many], [("lazy", 0)], mutant="round_too_few").kind == "wrong"
 
 
-@pytest.mark.parametrize("knobs", ["claimed", "queued"])
-def test_parts_of_groups_may_be_uneven(
+@pytest.mark.parametrize("knobs", OTHER_LISTS)
+def test_parts_of_groups_may_be_uneven_and_tails_short(
     tmp_path_factory: pytest.TempPathFactory, knobs: str
 ) -> None:
-    kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, "all")
-    problem = replace(problem_of(knobs, "all"), heads_q=6)
+    kind = "wide" if knobs == "swapped" else "all"
+    kernel = kernel_of_kind(tmp_path_factory.getbasetemp(), knobs, kind)
+    problem = replace(problem_of(knobs, kind), heads_q=6)
     checked = partial(check, kernel, [problem] * 2, [("lazy", 0)], deterministic=False)
-    for mutant in ("", "uneven"):
+    for mutant in ("", *OTHER_LISTS[knobs]):
         outcome = checked(mutant=mutant, adjust=nothing_behind)
         assert outcome.ok, (mutant, outcome)
 
