@@ -258,7 +258,7 @@ def test_turns_are_those_of_the_list(tmp_path: Path) -> None:
 def test_blocks_are_claimed_by_more_ctas_than_there_are_and_of_many_sequences(
     tmp_path: Path,
 ) -> None:
-    problem = problem_of("claimed", "all")
+    problem = problem_of("claimed", "causal")
     # Of its own: a kernel keeps the number of multiprocessors of its first launch.
     round_too_few = (SEQUENCES, "if (step == 1) break;", "break;")
     kernel = emulated(
