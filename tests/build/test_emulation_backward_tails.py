@@ -13,7 +13,6 @@ from tests.emulation.check import check
 
 pytestmark = pytest.mark.build
 
-OF_TAIL = "tile_of_head<kMasked>(list.tail_head + within - rank * list.tail_heads.divisor"
 SECTIONS = "attention_backward_sm90/sections.cuh"
 # Tails of other sizes than those of few tokens, which are all heads; and mistakes.
 TAILS = {
@@ -21,8 +20,8 @@ TAILS = {
     "no_heads": (SECTIONS, "if ((!p.causal && !kPacked) || section != 1) return 0;", "return 0;"),
     "first_ranks": (
         "attention_backward_sm90/tiles.cuh",
-        f"return {OF_TAIL}, rank, list);",
-        f"return {OF_TAIL}, 0, list);",
+        "return tile_of_head<kMasked>(head, rank, list);",
+        "return tile_of_head<kMasked>(head, 0, list);",
     ),
     "a_tile_late": (
         ENTRY,

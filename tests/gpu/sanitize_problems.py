@@ -8,8 +8,7 @@
 
 Tensors and launches are cupy's and references are torch's on the CPU: under racecheck the modules that torch loads on
 a GPU end in an error of the sanitizer's own. ``tests.gpu.sanitize`` has the plain kernels. The status is 1 when a
-result is wrong. Several at once need OMP_NUM_THREADS, as torch's threads of all keep each other from the CPU: eight did
-not end in 250 s what three with five threads each do in 14.
+result is wrong. Several at once need OMP_NUM_THREADS, as torch's threads of all keep each other from the CPU.
 """
 
 from __future__ import annotations

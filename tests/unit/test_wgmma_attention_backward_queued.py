@@ -88,6 +88,8 @@ def test_changed_scores_are_queued_in_deterministic_mode(
     [
         (128, 18, 2678, {}, "stored"),
         (128, 4, 4096, {}, "stored"),
+        (128, 2, 8192, {}, "stored"),
+        (128, 4, 8192, {}, "stored"),
         (128, 1, 16384, {"causal": False}, "queued"),
         (64, 18, 2678, {}, "queued"),
         (64, 1, 16384, {}, "stored"),  # as long as each other

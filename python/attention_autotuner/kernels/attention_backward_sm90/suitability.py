@@ -68,10 +68,9 @@ PACKED_ROWS = 4096
 """Rows of the longest of packed causal sequences, up to which they pay beyond d64, whatever the lengths of the others.
 
 Equally long ones leave the longest blocks for last. On an H200, bf16, d128, causal, against sums that are stored, in
-lists without a tail: 282
-us against 304 with 64 of 256 tokens, 438 against 467 with 16 of 1024, 744 against 760 with 8 of 2048, 1335 against 1333
-with 4 of 4096, 5093 against 5009 with 4 of 8192, 4950 against 4680 with one of 16384; but 1715 against 1805 with 6 of
-512 to 8192. Without a mask and at d64 they pay at any length: 0.89 to 1.01 of the time.
+lists without a tail: 282 us against 304 with 64 of 256 tokens, 438 against 467 with 16 of 1024, 744 against 760 with 8
+of 2048, 1335 against 1333 with 4 of 4096, 5093 against 5009 with 4 of 8192, 4950 against 4680 with one of 16384; but
+1715 against 1805 with 6 of 512 to 8192. Without a mask and at d64 they pay at any length: 0.89 to 1.01 of the time.
 """
 SINKS = frozenset({"sinks"})  # a modification that the pass does not know: what they take is in LSE
 PLAIN = SINKS | {WINDOW, SPANS}  # those with which its loop is that of plain scores

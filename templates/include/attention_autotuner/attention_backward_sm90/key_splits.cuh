@@ -19,18 +19,21 @@ inline constexpr int kMostSplitBlocks = 128;  // of a head, beyond which parts o
 template <bool kPacked>
 struct KeyBlocks {
   int64_t of_head, all, queries;
-  int enough_tenths = 19;  // of all, of an SM: nearly two
+  int filling;  // of all, as many as fill a GPU where CTAs claim them: nearly two an SM
 
   template <typename Params>
-  KeyBlocks(Params const& p, int block)
-      : of_head(divide_up(p.seqlen_k, block)), all(of_head * p.heads_kv * p.batch), queries(p.seqlen_q) {
+  KeyBlocks(Params const& p, int block, int enough_ctas)
+      : of_head(divide_up(p.seqlen_k, block)),
+        all(of_head * p.heads_kv * p.batch),
+        queries(p.seqlen_q),
+        filling(divide_up(19 * enough_ctas, 10)) {
     if constexpr (kPacked) {
       double const greatest = p.seqlen_k < p.total_k ? p.seqlen_k : p.total_k;
       double const root = std::sqrt(p.total_k / (p.batch * greatest)), shorter = root < 1 ? root : 1.0;
       of_head = divide_up(int(greatest), block);
       all = int64_t(shorter * p.heads_kv * p.total_k) / block;
       queries = int64_t(shorter * p.seqlen_q);
-      enough_tenths = 16;  // as short sequences come last
+      filling = divide_up(16 * enough_ctas, 10);  // as short sequences come last
     }
   }
 };
@@ -39,15 +42,14 @@ struct KeyBlocks {
 // window; of documents that is not known here. A list with a tail is full with fewer.
 template <typename KernelParams, typename T, typename Params>
 int count_key_splits(Params const& p, int enough_ctas) {
-  KeyBlocks<T::kPacked> const counted(p, T::kBlockRows);
+  KeyBlocks<T::kPacked> const counted(p, T::kBlockRows, enough_ctas);
   int64_t const blocks = counted.of_head;
   int const group = p.heads_q / p.heads_kv;
   bool uneven = p.causal && !kHasSpans<KernelParams> && blocks <= kMostSplitBlocks;
   if constexpr (kHasWindow<KernelParams>) uneven = uneven && (p.window_left < 0 || p.window_left >= p.seqlen_k);
   if (uneven && T::kUnevenParts) {
     int64_t const head_bytes = int64_t(streamed_bytes<T>(p, group, enough_ctas * T::kBlockRows));
-    int const filling = divide_up(counted.enough_tenths * enough_ctas, 10);
-    return count_tailed_head_splits(counted.all, blocks, group, counted.queries, head_bytes, filling);
+    return count_tailed_head_splits(counted.all, blocks, group, counted.queries, head_bytes, counted.filling);
   }
   int64_t const enough = uneven ? enough_uneven_ctas(blocks, enough_ctas) : enough_ctas;
   return count_head_splits(counted.all, group, enough);

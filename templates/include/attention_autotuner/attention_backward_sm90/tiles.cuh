@@ -91,8 +91,9 @@ __device__ __forceinline__ TileCoordinates tailed_tile(int index, TailedList<kPa
     if constexpr (!kPacked) return section_tile<kMasked>(index, list);
   }
   int const rank = list.tail_heads.divide(within);
-  if constexpr (kPacked) return {rank, list.tail_head + within - rank * list.tail_heads.divisor, 0, 0};
-  return tile_of_head<kMasked>(list.tail_head + within - rank * list.tail_heads.divisor, rank, list);
+  int const head = list.tail_head + within - rank * list.tail_heads.divisor;
+  if constexpr (kPacked) return {rank, head, 0, 0};
+  return tile_of_head<kMasked>(head, rank, list);
 }
 
 // How far a CTA is with its list of output tiles, of which it takes every n-th, or claims the next: every role of it
