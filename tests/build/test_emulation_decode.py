@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Nondeterministic, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.operations.params import workspace_bytes
 from attention_autotuner.serving.loader import LoadedKernel
+from tests.build.test_packed_sequences_builds import nothing_behind
 from tests.emulation.build import build
 from tests.emulation.check import RUNS, check
 
@@ -237,3 +241,91 @@ def test_mistakes_of_sm80_are_caught(emulated_sm80: LoadedKernel, mutant: str) -
     )  # five tiles of keys, which three splits do not share evenly
     outcome = check(kernel, [problem], [("lazy", 0)], mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
+
+
+# --- packed sequences ---------------------------------------------------------------------------------
+
+# sequences, heads_q, heads_kv, the most queries and keys of one, rows of all, causal
+PACKED_SIZES = [
+    (7, 8, 2, 1, 513, (7, 1900), "bottom_right"),
+    (5, 10, 2, 5, 333, (14, 700), ""),  # 60 rows of 64
+    (4, 4, 2, 77, 130, (95, 260), "top_left"),  # a prompt among single tokens
+]
+PACKED = [
+    replace(
+        PROBLEMS[0],
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        packed_rows=rows,
+        causal=bool(causal),
+        causal_alignment="top_left" if causal == "top_left" else "bottom_right",
+    )
+    for batch, heads_q, heads_kv, seqlen_q, seqlen_k, rows, causal in PACKED_SIZES
+]
+LIST = "sm90/sequence_list.cuh"
+MUTANTS_PACKED = {
+    "sm90": {
+        "blocks_of_one_head": (
+            "attention_forward_sm90/entry.cuh",
+            "list.rows = Divider::by(queries);",
+            "list.rows = Divider::by(T::kBlockM);",
+        ),
+        "places_of_blocks": (
+            LIST,
+            "place += keys[i].key > key ? keys[i].splits : 0;",
+            "place += keys[i].key > key;",
+        ),
+        "as_many_parts_in_all_rows": (
+            COMBINE,
+            "of_row.splits = row < r.rows ? r.row_splits[row] : 0;",
+            "of_row.splits = row < r.rows ? r.splits : 0;",
+        ),
+        "written_rows_combined": (
+            COMBINE,
+            "return row < r.rows && r.row_splits[row] > 1;",
+            "return row < r.rows;",
+        ),
+    },
+    "sm80": {
+        "rows_of_the_first_sequence": (
+            "scores_forward_sm80/rows.cuh",
+            "return head * params.total_q + of_sequence.first_query + query_of(tile, row);",
+            "return head * params.total_q + query_of(tile, row);",
+        ),
+    },
+}
+
+
+def made_packed(family: str) -> Candidate:
+    if family == "sm80":
+        return rows(PACKED[0])
+    return Candidate.of(PACKED[0], candidate(schedule="dynamic").knobs)
+
+
+@pytest.fixture(scope="module", params=["sm90", "sm80"])
+def emulated_packed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[LoadedKernel, str]:
+    family = request.param
+    folder = tmp_path_factory.mktemp("emulation") / "packed"
+    return build(made_packed(family), folder, MUTANTS_PACKED[family]), family
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_packed_sequences_split_keys(
+    emulated_packed: tuple[LoadedKernel, str], splits: int
+) -> None:
+    kernel, family = emulated_packed[0].with_launch_knobs({"splits": splits}), emulated_packed[1]
+    checked = partial(check, kernel, adjust=nothing_behind, multiprocessors=24)
+    outcome = checked([*PACKED, PACKED[0]], runs_of(splits))
+    assert outcome.ok, outcome.reason
+    made = made_packed(family).launched({"splits": splits})
+    for problem in (*PACKED, replace(PACKED[0], batch=300, packed_rows=(999, 77777))):
+        expected = kernel_of(made).workspace_bytes(problem, made)
+        assert workspace_bytes(problem, kernel.path, {"splits": splits}) == expected
+    if splits > 1:
+        for mutant in MUTANTS_PACKED[family]:
+            assert not checked(PACKED, [("lazy", 0)], mutant=mutant).ok, mutant

@@ -81,8 +81,8 @@ MISTAKES = {
     "blocks_overlap": (
         "one_pass",
         SEQUENCES,
-        "return begin(sequence) / Block + sequence * Spare;",
-        "return begin(sequence) / Block;",
+        "return quotient(begin(sequence), rows) + sequence * spare;",
+        "return quotient(begin(sequence), rows);",
     ),
     "v_not_cleared": (
         "sm90",

@@ -42,7 +42,6 @@ ILLEGAL = {
     "qk_ahead_needs_two_whole_stages": forward(LEGAL, qk_ahead=True, num_stages=1),
     "sliced_k_needs_two_stages": forward(LEGAL, k_slice=64, num_stages=1),
     "softmax_alone": forward(LEGAL, op="retnet", mask="explicit", split_kv=True),
-    "packed_sequences_keep_rows_and_keys": forward(LEGAL, modifications=("packed",), pack_gqa=True),
     "copy_bytes_known": forward(LEGAL, copy_bytes=4),
 }
 TOO_LARGE = forward(LEGAL, block_m=256, warps_m=16, block_n=128, num_stages=4)

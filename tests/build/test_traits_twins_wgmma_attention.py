@@ -66,7 +66,6 @@ ILLEGAL = {
     "output_leaves_directly": changed(pack_gqa=True),
     "output_fits_q": changed({"padded_dim_qk": 64}),
     "fragments_fit_warpgroup": changed(warpgroups=3),
-    "packed_tiles_are_of_a_head": changed({"modifications": ("packed",)}, split_kv=True),
     "flat_holds_one_sequence": changed({"modifications": ("packed",)}, mainloop="overlap_flat"),
 }
 ILLEGAL_MASKED = {

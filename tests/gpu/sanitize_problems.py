@@ -54,6 +54,13 @@ FEATURES: dict[str, dict[str, Any]] = {
     "biased": {"modifications": ("bias_table",)},
     "masked": {"modifications": ("attn_mask",)},
     "packed": {"batch": 5, "packed_rows": (301, 340)},
+    "tokens": {
+        "heads_q": 8,
+        "seqlen_q": 3,
+        "seqlen_k": 700,
+        "batch": 5,
+        "packed_rows": (11, 1700),
+    },
     "retention": {
         "op": "retention",
         "heads_kv": 2,

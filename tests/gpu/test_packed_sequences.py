@@ -49,10 +49,36 @@ FAMILIES: tuple[tuple[Family, str, dict[str, Any]], ...] = (
     ("sm80", "plain", D128),
     ("sm80", "causal", D256),
 )
+TOKENS: dict[str, Any] = {
+    "batch": 7,
+    "heads_q": 8,
+    "seqlen_q": 4,
+    "seqlen_k": 3000,
+    "packed_rows": (17, 9000),
+}
+BESIDE_PROMPTS: dict[str, Any] = {**TOKENS, "seqlen_q": 200, "packed_rows": (216, 9000)}
+OF_TOKENS: tuple[tuple[Family, str, dict[str, Any]], ...] = (
+    ("sm90", "top_left", {**TOKENS, **D64}),
+    ("sm90", "causal", {**TOKENS, **D128}),
+    ("sm90", "all", {**TOKENS, **D128}),
+    ("sm90", "causal", {**TOKENS, "dim_qk": 192, "dim_v": 128}),
+    ("sm90", "all", {**TOKENS, **D256}),
+    ("sm90", "causal", {**BESIDE_PROMPTS, **D128}),
+    ("sm90", "all", {**BESIDE_PROMPTS, **D64}),
+    ("sm80", "causal", {**TOKENS, **D128}),
+    ("sm80", "all", {**TOKENS, "dim_qk": 72, "dim_v": 80, "alignment_bytes": 2}),
+)
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
     {"batch": 1, "packed_rows": (515, 1021), "seqlen_q": 515, "seqlen_k": 1021},
     {"batch": 300, "packed_rows": (4000, 3000), "seqlen_q": 1500, "seqlen_k": 30},
+)
+SHAPES_OF_TOKENS: tuple[dict[str, Any], ...] = (
+    {},
+    {"batch": 1, "packed_rows": (4, 20000), "seqlen_q": 4, "seqlen_k": 20000},
+    {"batch": 2, "packed_rows": (4, 20100), "seqlen_q": 3, "seqlen_k": 20000, "heads_kv": 8},
+    {"batch": 200, "packed_rows": (210, 3000), "seqlen_q": 4, "seqlen_k": 30},
+    {"batch": 30, "packed_rows": (700, 8000), "seqlen_q": 500, "seqlen_k": 2000},
 )
 
 
@@ -81,6 +107,9 @@ CHECKED = [
     for family, kind, dims in FAMILIES
     for named in PASSES
 ]
+CHECKED_TOKENS = [
+    Packed(family, replace(BASE, **{**KINDS[kind], **sizes})) for family, kind, sizes in OF_TOKENS
+]
 # Of the calls, and of the sequences alone.
 CHANGES: tuple[dict[str, Any], ...] = (
     *({"window_size": (left, -1), "packed_rows": n} for left in (-1, 99) for n in ((0, 0), (9, 9))),
@@ -101,13 +130,14 @@ def _defaults(pool: KernelPool) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("packed", CHECKED, ids=str)
+@pytest.mark.parametrize("packed", [*CHECKED, *CHECKED_TOKENS], ids=str)
 def test_the_default_kernel(pool: KernelPool, packed: Packed, device: torch.device) -> None:
     if packed.family not in pool.present.families:
         pytest.skip(f"{pool.present.name} has no family {packed.family}")
     made = packed.candidate(pool.present)
     kernel = pool.kernel(made)
-    problems = (replace(packed.problem, **shape) for shape in SHAPES)
+    shapes = SHAPES_OF_TOKENS if packed in CHECKED_TOKENS else SHAPES
+    problems = (replace(packed.problem, **shape) for shape in shapes)
     verify_all(problems, kernel, deterministic=made.deterministic, device=device)
 
 

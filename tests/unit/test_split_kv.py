@@ -13,7 +13,12 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.scores_forward_sm80.knobs import knobs_of
-from attention_autotuner.kernels.shared.split_kv import packed_heads, row_tiles, split_counts
+from attention_autotuner.kernels.shared.split_kv import (
+    packed_heads,
+    row_tiles,
+    split_counts,
+    tiles_of_parts,
+)
 from tests.candidates import offered_by
 
 KERNEL = KERNELS["scores_forward_sm80"]
@@ -42,6 +47,7 @@ FEW: list[dict[str, Any]] = [
     {"heads_q": 71, "heads_kv": 1, "dim_qk": 64, "dim_v": 64},
     {"heads_q": 8, "heads_kv": 1, "dim_qk": 256, "dim_v": 256},
     {"seqlen_q": 4, "key_bounds": True, "window_size": (4000, 0)},
+    {"batch": 4, "packed_rows": (4, 20000)},
 ]
 
 
@@ -85,7 +91,6 @@ def test_many_queries_do_not_split() -> None:
         replace(LONG, seqlen_q=4096, seqlen_k=4096),
         replace(LONG, seqlen_q=300),
         Problem(op="retnet", mask="explicit", seqlen_q=1, seqlen_k=8192),
-        replace(LONG, packed_rows=(4, 8192), batch=4),
     ):
         assert not any(knobs_of(c).split_kv for c in offered(A100(), problem))
         assert not knobs_of(default(A100(), problem)).split_kv
@@ -168,3 +173,29 @@ def test_no_window_builds_another_kernel(policy: Policy, seqlen_q: int) -> None:
     windows = ((500, 0), (3, -1), (-1, 0), (4000, 5))
     problems = [Problem(window_size=window, **sizes) for window in windows]
     assert len({policy.default(problem).compiled for problem in problems}) == 1
+
+
+# --- packed sequences ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "splits", "ctas", "tiles"),
+    [
+        ([128], 32, 16.5, [8] * 16),  # a round of all CTAs
+        ([128] * 16, 32, 16.5, [128] * 16),  # which as many blocks are already
+        (
+            [1600, 47],
+            32,
+            16.5,
+            [50] * 32 + [47],
+        ),  # two rounds, as one and a part of another take longer
+        ([1600, 47], 1, 16.5, [1600, 47]),
+        ([512, 1, 0], 4, 16.5, [128] * 4 + [1, 0]),
+        ([0, 0], 32, 16.5, [0, 0]),
+    ],
+)
+def test_parts_are_about_as_long_as_keeps_all_ctas_busy(
+    counts: list[int], splits: int, ctas: float, tiles: list[int]
+) -> None:
+    knobs = replace(knobs_of(default(H100(), LONG)), block_n=64, splits=splits)
+    assert tiles_of_parts(counts, knobs, ctas) == tiles

@@ -249,7 +249,6 @@ def test_kernels_that_pack_are_offered(policy: Any, direction: Any) -> None:
         changes = [
             ("packed_tiles_are_dispatched", {"schedule": "static"}),
             ("flat_holds_one_sequence", {"mainloop": "overlap_flat", "ping_pong": False}),
-            ("packed_tiles_are_of_a_head", {"pack_gqa": True, "output": "direct"}),
         ]
     elif direction == "forward" or native:
         changes = [("packed_tiles_are_dispatched", {"persistent": True})]
@@ -267,6 +266,39 @@ def test_no_composition_of_a_batch_builds_another_kernel(direction: Any) -> None
     ]
     for policy in (A100(), H100()):
         assert len({policy.default(x).name for x in (problem, *others)}) == 1
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_tokens_of_any_caches_take_one_kernel_and_another_beside_prompts(
+    dims: tuple[int, int],
+) -> None:
+    sizes: dict[str, Any] = {"heads_q": 8, "dim_qk": dims[0], "dim_v": dims[1]}
+    tokens = [
+        replace(BASE, **sizes, batch=n, seqlen_q=1, seqlen_k=longest, packed_rows=(n, rows))
+        for n, longest, rows in (
+            (1, 99, 99),
+            (500, 90, 4000),
+            (16, 131072, 200000),
+            (64, 8192, 2**19),
+        )
+    ]
+    for policy in (A100(), H100()):
+        made = [policy.default(x.rounded()) for x in tokens]
+        assert len({x.compiled.name for x in made}) == 1
+        assert made[0].knobs.split_kv
+        assert made[0].knobs.pack_gqa
+    prompts = [
+        replace(x, seqlen_q=longest, packed_rows=(x.batch + longest, x.packed_rows[1]))
+        for x in tokens[2:]
+        for longest in (100, 500)
+    ]
+    (made_beside,) = {H100().default(x.rounded()).compiled for x in prompts}
+    assert made_beside.knobs.warpgroups == 2
+    assert made_beside.knobs.pack_gqa
+    assert H100().default(replace(tokens[2], dim_v=512).rounded()).family == "sm80"
+    # Many queries have tiles of their own.
+    chunks = replace(prompts[0], batch=4, seqlen_q=512, packed_rows=(2048, 65536))
+    assert not H100().default(chunks.rounded()).knobs.split_kv
 
 
 def test_costs_and_flops_are_those_of_the_sequences() -> None:

@@ -90,6 +90,7 @@ def workspace_bytes(
         params.log2_gamma = params.cu_seqlens = SOMEWHERE
     elif problem.compiled_modifications:
         params.softcap, params.attn_mask.data = 1.0, SOMEWHERE
+        params.q.stride_head = problem.dim_qk  # heads of no stride are not rows of one tile
         params.bias_distance = TYPICAL_BIAS_DISTANCE
         pointers = ("alibi_slopes", "bias_table", "dattn_mask", "dbias_table", "sinks")
         spanned = [name for name in SPANNED if name in problem.modifications]

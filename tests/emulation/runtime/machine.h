@@ -201,7 +201,7 @@ struct Cta {
   std::vector<std::unique_ptr<MmaQueue>> mmas;  // of each warpgroup
   NamedBarrier named[16];
   SharedMemory memory;
-  alignas(16) char static_memory[8192];  // of the one array that a kernel may declare; without checks
+  alignas(16) char static_memory[16384];  // of the one array that a kernel may declare; without checks
   int alive = 0;
   int events = 0;      // that are due
   size_t actors;       // so far: threads and others

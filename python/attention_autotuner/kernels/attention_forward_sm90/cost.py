@@ -10,10 +10,10 @@ from ..shared.coefficients import Coefficients
 from ..shared.engine import TileList, l2_us
 from ..shared.estimates import Estimate, Usages
 from ..shared.schedule import tiles_of
-from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes
+from ..shared.split_kv import HBM_SHARE, packed_heads, split_bytes, tiles_of_parts
 from ..shared.wgmma_cost import mma_clk as clk_of_mmas
 from ..shared.wgmma_cost import modified_softmax, predict_steps
-from .resources import AttentionForwardSm90Shape, shape_of
+from .resources import AttentionForwardSm90Shape, ctas_of_head, shape_of
 
 
 def step_clks(
@@ -69,12 +69,14 @@ def predict(
     heads = packed_heads(problem, knobs)
     queries, step = knobs.block_m // heads, knobs.block_n
     seen = tiles_of(problem, block=queries, step=step, by_queries=True)
+    steps = [-(-count // knobs.splits) for count in seen]
     if problem.packed:
-        seen = tuple(sorted(seen, reverse=True))  # as they are listed
+        ctas = ctas_of_head(problem, knobs, spec)
+        steps = sorted(tiles_of_parts(seen, knobs, ctas), reverse=True)  # as they are listed
     tiles = TileList(
-        steps=tuple(-(-count // knobs.splits) for count in seen),
+        steps=tuple(steps),
         heads=problem.extents[0] * problem.heads_q // heads * knobs.v_slices,
-        slices=knobs.splits,
+        slices=1 if problem.packed else knobs.splits,
         longest_first=problem.causal or problem.packed,
         persistent=knobs.schedule == "static",
     )

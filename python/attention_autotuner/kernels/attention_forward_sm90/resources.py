@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
+from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ...core.sizes import ELEMENT_BYTES
+from ..shared.engine import residency
+from ..shared.estimates import expected_usage
 from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, Sm90Shape, whole_columns
-from ..shared.split_kv import split_bytes
-from ..shared.workspace import layout_bytes, list_bytes, span_bytes
+from ..shared.split_kv import counted_splits, packed_heads, split_bytes, split_rows
+from ..shared.workspace import COUNT_BYTES, layout_bytes, list_bytes, span_bytes
 from .knobs import AttentionForwardSm90Knobs, knobs_of
 
 BARRIER_BYTES = 512
 EXCHANGED_ROW_BYTES = 8  # level and sum of a row, beside its P
 REGISTERS_BESIDE_FRAGMENTS = 32  # of a consumer thread; its addresses are few and its loop is short
-COUNTER_BYTES = 4  # of claimed tiles
 PRODUCER_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 24}  # by consumer warpgroups; one trades none
 
 
@@ -95,8 +97,22 @@ def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     """Bytes of a launch's workspace: the counter of claimed tiles, the results of splits, the list of packed blocks."""
-    counter = [COUNTER_BYTES] if knobs_of(candidate).schedule == "dynamic" else []
+    counter = [COUNT_BYTES] if knobs_of(candidate).schedule == "dynamic" else []
     knobs = knobs_of(candidate)
-    listed = list_bytes(problem, knobs.block_m, by_queries=True)
+    queries, splits = knobs.block_m // packed_heads(problem, knobs), 0
     split = split_bytes(problem, candidate.padded_dim_v, knobs)
+    if problem.packed and split:
+        split.append(COUNT_BYTES * split_rows(problem))
+    if knobs.pack_gqa or knobs.split_kv:
+        splits = counted_splits(problem, knobs)
+    listed = list_bytes(problem, queries, by_queries=True, most_splits=splits)
     return layout_bytes([*counter, *split, *listed, span_bytes(problem)])
+
+
+def ctas_of_head(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) -> float:
+    """CTAs that run at a time, for each head of a tile."""
+    kernel = needs(shape_of(Candidate.of(problem, knobs)))
+    usage = expected_usage(kernel, spec)
+    placed = residency(spec, usage, threads=kernel.threads, ctas=1, filled=False)
+    slots = spec.num_sms if placed is None else placed.slots
+    return slots * packed_heads(problem, knobs) / problem.heads_q

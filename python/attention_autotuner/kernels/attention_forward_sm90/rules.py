@@ -109,13 +109,6 @@ def _output_fits_q(s: AttentionForwardSm90Shape) -> str | None:
     return f"O goes through Q's {s.depth} columns of shared memory, and has {s.columns}"
 
 
-def _packed_tiles_are_of_a_head(s: AttentionForwardSm90Shape) -> str | None:
-    knobs = [name for name in ("pack_gqa", "split_kv") if getattr(s.knobs, name)]
-    if not s.packed or not knobs:
-        return None
-    return f"tiles of packed sequences have no {' and no '.join(knobs)}"
-
-
 def _flat_holds_one_sequence(s: AttentionForwardSm90Shape) -> str | None:
     if not s.packed or s.knobs.mainloop != "overlap_flat":
         return None
@@ -145,7 +138,6 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "turns_need_warpgroups": _turns_need_warpgroups,
     "output_fits_q": _output_fits_q,
     "output_leaves_directly": _output_leaves_directly,
-    "packed_tiles_are_of_a_head": _packed_tiles_are_of_a_head,
     "flat_holds_one_sequence": _flat_holds_one_sequence,
     "fragments_fit_warpgroup": sm90_rules.fragments_fit_warpgroup,
 }

@@ -11,7 +11,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import NO_WINDOW, Problem
 from ..shared.passes import first_legal, points_of
-from ..shared.split_kv import rows_of_group, split_counts
+from ..shared.split_kv import reads_caches, rows_of_group, split_counts
 from . import masked_space, streams
 from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs, Mainloop, Output, Schedule
 from .plans import LAUNCH_US, Plan, by_time, plain, plans_of, times_of
@@ -169,6 +169,8 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     if problem.score == "masked":
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
+    if problem.packed and (of_caches := _of_caches(problem, spec)) is not None:
+        return of_caches
     shared_us, shared = _fastest_stream(problem, spec)
     if shared is not None and problem.seqlen_q < streams.LEAST_QUERIES:
         return shared
@@ -218,8 +220,11 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
         if isinstance(point, Rejection):
             yield point
             continue
-        counts = split_counts(problem, point, spec.num_sms)
-        if streams.plan_of(point, problem) is not None:
+        if problem.packed:
+            counts = streams.packed_split_counts(problem, point, spec)
+        else:
+            counts = split_counts(problem, point, spec.num_sms)
+        if not problem.packed and streams.plan_of(point, problem) is not None:
             counts.insert(0, streams.timed(problem, point, spec)[1])
         for splits in dict.fromkeys(counts):
             yield replace(point, splits=splits)
@@ -231,10 +236,14 @@ def _unsplit(problem: Problem) -> Iterator[AttentionForwardSm90Knobs]:
     stages = range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1)
     few = (1, 2) if rows > WARPGROUP_ROWS else (1,)
     schedules: tuple[Schedule, ...] = ("static",)
+    if problem.packed:
+        schedules = ("dynamic", "grid")
     points: list[tuple[int, int, Mainloop, int, bool, Schedule]] = [
-        (*point, False, "static") for point in product(few, STREAM_BLOCKS, STREAM_MAINLOOPS, stages)
+        (*point, False, schedule)
+        for schedule in schedules
+        for point in product(few, STREAM_BLOCKS, STREAM_MAINLOOPS, stages)
     ]
-    if streams.may_claim(problem):
+    if not problem.packed and streams.may_claim(problem):
         schedules = ("static", "dynamic")
         points += [
             (plan.warpgroups, plan.block_n, plan.mainloop, CLAIMED_STAGES, False, "dynamic")
@@ -262,6 +271,16 @@ def _unsplit(problem: Problem) -> Iterator[AttentionForwardSm90Knobs]:
         )
 
 
+def _of_caches(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
+    """The kernel of tokens with caches, whatever their lengths; None where queries are more, or keys few."""
+    if not reads_caches(problem):
+        return None
+    plans = streams.plans_of(problem)
+    offered = (x for plan in plans for x in _unsplit(problem) if plan.is_of(x))
+    knobs = first_legal(problem, spec, offered, passes_of, PRUNING_PREDICATES)
+    return knobs and replace(knobs, splits=streams.most_parts(problem, knobs, spec))
+
+
 def _fastest_stream(
     problem: Problem, spec: ArchSpec
 ) -> tuple[float, AttentionForwardSm90Knobs | None]:
@@ -269,7 +288,8 @@ def _fastest_stream(
 
     By all keys: a window or a prefix builds no other kernel, but has splits of its own.
     """
-    if not (streams.may_share(problem, spec) and streams.fit_the_sms(problem, spec)):
+    may_share = streams.may_share(problem, spec) and not problem.packed
+    if not (may_share and streams.fit_the_sms(problem, spec)):
         return inf, None
 
     def first_of(points: Iterable[AttentionForwardSm90Knobs]) -> AttentionForwardSm90Knobs | None:

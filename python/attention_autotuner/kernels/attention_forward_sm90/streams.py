@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, log2
 from statistics import fmean
 
 from ...arch.spec import ArchSpec
@@ -18,9 +18,19 @@ from ...core.modifications import COMPILED
 from ...core.problem import NO_WINDOW, Problem
 from ...core.sizes import ELEMENT_BYTES, FP32_BYTES
 from ..shared.schedule import makespan, tiles_of
-from ..shared.split_kv import HBM_SHARE, most_splits, packed_heads, queries_are_few
+from ..shared.split_kv import (
+    HBM_SHARE,
+    most_splits,
+    packed_heads,
+    queries_are_few,
+    reads_caches,
+    rows_of_group,
+    split_rows,
+    tiles_of_queries,
+)
 from .knobs import WARPGROUP_ROWS, AttentionForwardSm90Knobs, Mainloop
 from .plans import Costs, of_head_dims, plain
+from .resources import ctas_of_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +155,7 @@ MOST_UNEVEN = 2  # keys over queries, beyond which causal tiles of rows are of a
 MARGIN = {"static": 1.05, "dynamic": 1.15}
 """By which they are to be faster than plans that share nothing, which take 0.79 to 0.98 of their times by formula in
 lists of so few uneven tiles."""
+MOST_PART_BYTES = 64e6  # of the results of all parts of packed sequences
 LAUNCH_US = 3.9
 MOST_ROUNDS = 4  # of tiles on the SMs, beyond which more splits only cost
 EVEN = 0.8  # of the steps of the longest tile, which all tiles have where order is no matter
@@ -160,10 +171,11 @@ COMBINE_US_PER_SPLIT = 0.028
 def may_share(problem: Problem, spec: ArchSpec) -> bool:
     """True where queries are few, or tiles of rows no more than the SMs: CTAs may share keys.
 
-    Not of packed sequences; nor of many queries with documents or a prefix, which may leave too few keys to be shared.
+    Not of many queries with documents or a prefix, which may leave too few keys to be shared; of packed sequences where
+    the longest has few queries, or most have and many keys.
     """
     if problem.packed:
-        return False
+        return problem.seqlen_q <= LEAST_QUERIES or reads_caches(problem)
     if queries_are_few(problem, LEAST_QUERIES):
         return True
     return not problem.spanned and fit_the_sms(problem, spec)
@@ -171,16 +183,19 @@ def may_share(problem: Problem, spec: ArchSpec) -> bool:
 
 def fit_the_sms(problem: Problem, spec: ArchSpec) -> bool:
     """True where tiles of rows are no more than the SMs, or do not fill one: the times below were raced there."""
-    tiles = -(-problem.seqlen_q // (2 * WARPGROUP_ROWS)) * problem.heads_q * problem.batch
+    tiles = tiles_of_queries(problem, 2 * WARPGROUP_ROWS)
     return problem.seqlen_q < LEAST_QUERIES or tiles <= spec.num_sms
 
 
 def plans_of(problem: Problem) -> tuple[StreamPlan, ...]:
     """The plans for the head dims and the modifications of a problem."""
     modified = set(problem.compiled_modifications)
-    return tuple(
-        plan for plan in of_head_dims(PLANS, problem, ()) if not plan.spills_with & modified
-    )
+    plans = (plan for plan in of_head_dims(PLANS, problem, ()) if not plan.spills_with & modified)
+    if not problem.packed:
+        return tuple(plans)
+    # One kernel, whatever the batch is made of.
+    warpgroups = 1 if rows_of_group(problem) <= WARPGROUP_ROWS else 2
+    return tuple(plan for plan in plans if plan.warpgroups == warpgroups)
 
 
 def may_claim(problem: Problem) -> bool:
@@ -256,6 +271,25 @@ def times_of(
         us = beside + (stepped_us**SHARPNESS + streamed_us**SHARPNESS) ** (1 / SHARPNESS)
         least_us = min(least_us, us)
         yield us, splits
+
+
+def most_parts(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) -> int:
+    """The most parts of a block of packed queries by default: enough for one long sequence to keep all CTAs busy.
+
+    How many there are is decided where the lengths are known, on the device; more cost nothing but their memory.
+    """
+    results = FP32_BYTES * split_rows(problem) * problem.padded_dim_v
+    filling = 1 << ceil(log2(max(1.0, ctas_of_head(problem, knobs, spec))))
+    return max(1, min(most_splits(problem, knobs), filling, int(MOST_PART_BYTES / results)))
+
+
+def packed_split_counts(
+    problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec
+) -> list[int]:
+    """The most parts of a block of packed queries worth trying, the default first; none, a few, or as many again."""
+    chosen = most_parts(problem, knobs, spec)
+    most = most_splits(problem, knobs)
+    return list(dict.fromkeys([chosen, 1, min(4, most), min(2 * chosen, most)]))
 
 
 def _largest_share(steps: tuple[int, ...], heads: int, splits: int, sms: int) -> tuple[int, float]:

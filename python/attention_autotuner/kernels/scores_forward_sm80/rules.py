@@ -77,13 +77,6 @@ def _softmax_alone(c: Candidate) -> str | None:
     return f"{' and '.join(knobs)} need a softmax" if knobs and c.score != "softmax" else None
 
 
-def _packed_sequences_keep_rows_and_keys(c: Candidate) -> str | None:
-    knobs = [name for name in FEW_QUERIES if getattr(knobs_of(c), name)]
-    if PACKED not in c.modifications or not knobs:
-        return None
-    return f"packed sequences have rows and keys of their own, got {' and '.join(knobs)}"
-
-
 def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
     if knobs_of(c).split_kv:
         return None  # few rows need no more than one warp along them
@@ -135,7 +128,6 @@ KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
     "qk_ahead_needs_two_whole_stages": _qk_ahead_needs_two_whole_stages,
     "sliced_k_needs_two_stages": _sliced_k_needs_two_stages,
     "softmax_alone": _softmax_alone,
-    "packed_sequences_keep_rows_and_keys": _packed_sequences_keep_rows_and_keys,
     **COPY_PREDICATES,
 }
 PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {

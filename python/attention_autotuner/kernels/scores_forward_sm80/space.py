@@ -16,7 +16,7 @@ from ..shared.estimates import expected_usage
 from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
 from ..shared.passes import check_passes, first_legal, points_of
-from ..shared.split_kv import keys_should_split, rows_of_group, split_counts
+from ..shared.split_kv import keys_should_split, reads_caches, rows_of_group, split_counts
 from .knobs import ForwardKnobs
 from .resources import keys_stream, needs
 from .rules import (
@@ -255,9 +255,10 @@ def _row_points(
 
 def _may_stream(problem: Problem, spec: ArchSpec) -> bool:
     """True where queries are few, or their tiles leave SMs idle beside long keys: a chunk of a prompt of few heads."""
-    if problem.packed or problem.score != "softmax":
+    if problem.score != "softmax":
         return False
-    chunk = not problem.spanned and keys_should_split(problem, STREAM_TILES[-1][0], spec)
+    listed = problem.spanned or problem.packed
+    chunk = not listed and keys_should_split(problem, STREAM_TILES[-1][0], spec)
     return chunk or keys_stream(problem)
 
 
@@ -308,7 +309,7 @@ def _default_stream(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     rows = rows_of_group(problem)
     few = min(rows, problem.seqlen_q + 1) <= FEW_ROWS
     largest = STREAM_TILES[-1][0]
-    if not _may_stream(problem, spec):
+    if not _may_stream(problem, spec) or (problem.packed and not reads_caches(problem)):
         return None
     if not few and not keys_should_split(problem, largest, spec):
         return None

@@ -6,6 +6,7 @@ share ``common/split_combine.cuh``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Protocol
 
@@ -18,6 +19,10 @@ MOST_SPLIT_ROWS = 2**31  # of all heads; more are never split
 MOST_PACKED_ROWS = 256  # of a group: with more, keys are read too often for their bytes to count
 LEAST_SPLIT = 2  # tiles of keys of a split
 MOST_SPLITS = 128
+PART_KEYS = 128  # that the begin and the end of a part take the time of
+MOST_ROUNDS = 8  # of parts
+CACHED_KEYS = 4  # over queries, of packed sequences that read caches
+MEAN_QUERIES = 64  # of these, at most
 LONG_KEYS = 8  # over queries, from where on splitting keys pays for a second kernel
 FULL_WAVES = 0.95  # of the best share of busy slots, which a split count may miss
 
@@ -70,16 +75,63 @@ def packed_heads(problem: Problem, knobs: SplitKnobs) -> int:
 def row_tiles(problem: Problem, knobs: SplitKnobs) -> int:
     """Tiles of rows of a launch, each of which splits share."""
     heads = packed_heads(problem, knobs)
-    blocks = -(-problem.seqlen_q // (knobs.block_m // heads))
-    return blocks * problem.heads_q // heads * problem.batch
+    return tiles_of_queries(problem, knobs.block_m // heads, heads)
+
+
+def tiles_of_queries(problem: Problem, block: int, heads: int = 1) -> int:
+    """Tiles of ``block`` queries of so many heads each, of sequences of typical lengths where they are packed."""
+    blocks = sum(-(-rows // block) for rows, _ in problem.lengths)
+    return blocks * problem.heads_q // heads * problem.extents[0]
+
+
+def split_rows(problem: Problem) -> int:
+    """Rows of all heads, each of which has results of every split."""
+    batch, rows, _ = problem.extents
+    return batch * problem.heads_q * rows
+
+
+def counted_splits(problem: Problem, knobs: SplitKnobs) -> int:
+    """The splits that a launch has results of: no more than there are tiles of keys."""
+    splits = min(knobs.splits, -(-problem.seqlen_k // knobs.block_n))
+    return 1 if split_rows(problem) >= MOST_SPLIT_ROWS else splits
+
+
+def tiles_of_parts(counts: Sequence[int], knobs: SplitKnobs, ctas: float) -> list[int]:
+    """Tiles of keys of every part of some blocks of packed queries, about as ``PartList`` has them.
+
+    Of parts that make one to eight rounds of the CTAs those whose rounds end first, if all parts were alike.
+
+    Args:
+        counts: tiles that each block visits.
+        knobs: give the most parts of a block, and the keys of a tile.
+        ctas: that run at a time, for each head.
+    """
+    longest, total = max(1, *counts), sum(counts)
+    beside = PART_KEYS / knobs.block_n
+
+    def parts_of(rounds: int) -> list[int]:
+        even = max(total / (ctas * rounds), longest / knobs.splits)
+        share = ceil(max(1.0, min(longest, even)))
+        numbers = (min(knobs.splits, max(1, int(count / share + 0.5))) for count in counts)
+        return [
+            -(-count // splits)
+            for count, splits in zip(counts, numbers, strict=True)
+            for _ in range(splits)
+        ]
+
+    def ends(tiles: Sequence[int]) -> float:
+        rounds = ceil(len(tiles) / ctas)
+        return max(max(tiles), rounds * total / len(tiles)) + beside * rounds
+
+    return min(map(parts_of, range(1, MOST_ROUNDS + 1)), key=ends)
 
 
 def split_bytes(problem: Problem, padded_dim_v: int, knobs: SplitKnobs) -> list[int]:
     """Bytes of the results of all splits, O in fp32 and LSE; none without splits."""
-    splits = min(knobs.splits, -(-problem.seqlen_k // knobs.block_n))
-    rows = problem.batch * problem.heads_q * problem.seqlen_q
-    if splits == 1 or rows >= MOST_SPLIT_ROWS:
+    splits = counted_splits(problem, knobs)
+    if splits == 1:
         return []
+    rows = split_rows(problem)
     return [splits * rows * columns * FP32_BYTES for columns in (padded_dim_v, 1)]
 
 
@@ -94,10 +146,18 @@ def visible_keys(problem: Problem) -> int:
 
 
 def queries_are_few(problem: Problem, least: int) -> bool:
-    """True where queries are fewer than ``least``, or those of a group are; packed ones are never split."""
-    if problem.packed:
-        return False
+    """True where queries are fewer than ``least``, or those of a group are: of the longest of packed sequences."""
     return problem.seqlen_q < least or rows_of_group(problem) <= MOST_PACKED_ROWS
+
+
+def reads_caches(problem: Problem) -> bool:
+    """True for packed sequences of few queries in the mean and more keys: of tokens with caches, beside prompts or not.
+
+    Sequences that are short themselves take no kernel of their own by default, as a batch of others may follow.
+    """
+    rows_q, rows_k = problem.packed_rows
+    few = rows_q <= MEAN_QUERIES * problem.batch
+    return problem.packed and few and CACHED_KEYS * rows_q <= rows_k
 
 
 def keys_should_split(problem: Problem, block: int, spec: ArchSpec) -> bool:
@@ -105,7 +165,7 @@ def keys_should_split(problem: Problem, block: int, spec: ArchSpec) -> bool:
 
     A window does not count, though it may leave too few of them to split: another one would be another kernel's.
     """
-    tiles = -(-problem.seqlen_q // block) * problem.heads_q * problem.batch
+    tiles = tiles_of_queries(problem, block)
     return 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q
 
 

@@ -19,7 +19,7 @@ LSE_DELTA_PADDING = 128  # rows; see common/sequences.cuh
 LSE_DELTA_SPARE = 2  # blocks of a packed sequence
 ROW_VALUES = 2  # LSE and delta
 SPAN_BYTES = 8  # of common/spans.cuh
-LISTED_BYTES, COUNT_BYTES = 32, 4  # of sm90/sequence_list.cuh
+LISTED_BYTES, LISTED_PART_BYTES, COUNT_BYTES = 32, 48, 4  # of sm90/sequence_list.cuh
 
 FITTING_BYTES, DRIFTING = 50_000_000, 400_000_000_000  # of drifts() in host/head_splits.cuh
 
@@ -169,11 +169,21 @@ def query_tiles(problem: Problem, block: int) -> int:
     return problem.extents[0] * problem.heads_q * blocks
 
 
-def list_bytes(problem: Problem, block: int, *, by_queries: bool) -> list[int]:
-    """Bytes of a list of the blocks of packed sequences, and of its length; the twin of ``BlockList``."""
+def list_bytes(
+    problem: Problem, block: int, *, by_queries: bool, most_splits: int = 0
+) -> list[int]:
+    """Bytes of a list of the blocks of packed sequences, and of its length; the twin of ``BlockList`` and ``PartList``.
+
+    Args:
+        problem: gives the sequences; others have none.
+        block: rows of a block.
+        by_queries: whose rows these are.
+        most_splits: parts that a block may have; 0 in a list of whole blocks.
+    """
     if not problem.packed:
         return []
-    return [LISTED_BYTES * count_blocks(problem, block, by_queries=by_queries), COUNT_BYTES]
+    block_bytes = LISTED_PART_BYTES * most_splits if most_splits else LISTED_BYTES
+    return [block_bytes * count_blocks(problem, block, by_queries=by_queries), COUNT_BYTES]
 
 
 def bias_sums_bytes(problem: Problem) -> int:

@@ -40,7 +40,7 @@ struct AttentionForwardSm90Entry {
     if (error != cudaSuccess) return cuda_status(error);
     int32_t status = TmaDescriptors::prepare(device);
     if constexpr (T::kPacked) {
-      auto const list = list_blocks<Config, true, T::kBlockM, T::kBlockN, false, Params>;
+      auto const list = list_blocks<Config, true, T::kBlockM, T::kBlockN, kListsParts<T>, Params, List>;
       if (status == ATTENTION_AUTOTUNER_OK) status = prepare_kernel(list, kListThreads, 0, device, &resident);
     }
     if constexpr (T::kSpanned) {
@@ -63,29 +63,42 @@ struct AttentionForwardSm90Entry {
     return status;
   }
 
+  // Of blocks of packed sequences.
+  using List = std::conditional_t<kListsParts<T>, PartList, BlockList>;
   // Blocks of rows of a head, at most.
   static int row_blocks_of(Params const& p, int queries) {
-    if constexpr (T::kPacked) return count_blocks(p.total_q, p.batch, T::kBlockM);
+    if constexpr (T::kPacked) return count_blocks(p.total_q, p.batch, queries);
     return divide_up(p.seqlen_q, queries);
   }
   static int64_t spans_of(Params const& p) {
     if constexpr (T::kSpanned) return count_spans<false>(p);
     return 0;
   }
-  using Splits = SplitKv<T::kSplitKv, T::kBlockN, T::kColumns, Params>;
+  using Splits = SplitKv<T::kSplitKv, T::kBlockN, T::kColumns, Params, T::kPacked, T::kPacked>;
   struct Workspace : WorkspaceLayout {
     int* claimed;
     typename Splits::Partial partial;
-    BlockList listed;
+    List listed;
     int2* spans;
     Workspace(void* base, Params const& p)
         : WorkspaceLayout(base),
           claimed(this->template take<int>(kDynamic, 1)),
           partial(*this, p),
-          listed{this->template take<ListedBlock>(T::kPacked, row_blocks_of(p, T::kBlockM)),
-                 this->template take<int>(T::kPacked, 1)},
+          listed(list_in(*this, p)),
           spans(this->template take<int2>(T::kSpanned, spans_of(p))) {}
   };
+  static List list_in(WorkspaceLayout& layout, Params const& p) {
+    List list;
+    int const queries = packed_heads(p).queries;
+    list.blocks = layout.take<typename List::Block>(T::kPacked, int64_t(row_blocks_of(p, queries)) * Splits::count(p));
+    list.count = layout.take<int>(T::kPacked, 1);
+    if constexpr (kListsParts<T>) {
+      list.rows = Divider::by(queries);
+      list.splits = Splits::count(p);
+      list.ctas = 1.0f;
+    }
+    return list;
+  }
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(nullptr, p).used()) : 0;
   }
@@ -97,15 +110,16 @@ struct AttentionForwardSm90Entry {
   // The descriptor of Q as packed rows: [batch, groups of heads, queries, heads of a group, columns].
   static bool describe_packed(TmaTensor& described, Params const& p, PackedHeads const& packed) {
     int const heads = packed.heads.divisor, groups = p.heads_q / heads;
+    int const batch = batch_of<T::kPacked>(p), rows = rows_of_queries<T::kPacked>(p);
     described.head_step = groups > 1 && p.q.stride_head != 0;
-    described.batch_step = p.batch > 1 && p.q.stride_batch != 0;
+    described.batch_step = batch > 1 && p.q.stride_batch != 0;
     auto bytes = [](bool moves, int64_t stride) { return cuuint64_t(moves ? stride * kElementBytes : 16); };
     constexpr auto kType =
         std::is_same_v<Element, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    cuuint64_t const sizes[5] = {cuuint64_t(p.dim_qk), cuuint64_t(heads), cuuint64_t(p.seqlen_q),
+    cuuint64_t const sizes[5] = {cuuint64_t(p.dim_qk), cuuint64_t(heads), cuuint64_t(rows),
                                  cuuint64_t(described.head_step ? groups : 1),
-                                 cuuint64_t(described.batch_step ? p.batch : 1)};
-    cuuint64_t const strides[4] = {bytes(heads > 1, p.q.stride_head), bytes(p.seqlen_q > 1, p.q.stride_row),
+                                 cuuint64_t(described.batch_step ? batch : 1)};
+    cuuint64_t const strides[4] = {bytes(heads > 1, p.q.stride_head), bytes(rows > 1, p.q.stride_row),
                                    bytes(described.head_step, heads * p.q.stride_head),
                                    bytes(described.batch_step, p.q.stride_batch)};
     cuuint32_t const tile[5] = {cuuint32_t(kSwizzleColumns), cuuint32_t(heads), cuuint32_t(packed.queries), 1, 1};
@@ -171,7 +185,8 @@ struct AttentionForwardSm90Entry {
     bool const short_last = rest > 0 && rest <= T::kBlockM - softmax_forward::kWarpgroupRows;
     if (T::kMasked && !longest_last(p) && row_blocks > 1 && short_last) row_blocks = p.seqlen_q / T::kBlockM;
     int const tiles = heads * row_blocks;
-    return {all * Splits::count(p),
+    int const splits = Splits::count(p), listed = T::kPacked ? 1 : splits;  // the list of packed sequences has parts
+    return {all * listed,
             row_blocks,
             sections,
             longest_last(p),
@@ -181,7 +196,7 @@ struct AttentionForwardSm90Entry {
             Divider::by(T::kMasked ? p.batch * T::kVSlices : heads_q),
             Divider::by(group),
             Divider::by(tiles),
-            Divider::by(Splits::count(p)),
+            Divider::by(splits),
             claimed};
   }
 
@@ -189,7 +204,6 @@ struct AttentionForwardSm90Entry {
   using Arguments = softmax_forward::ArgumentsOf<T>;
   template <typename AttentionParams>
   static bool take_scores(Arguments& arguments, AttentionParams const& p) {
-    if constexpr (T::kPacked) arguments.total_q = p.total_q;
     arguments.lse = p.lse;
     arguments.seqlens_k = p.seqlens_k;
     arguments.starts_k = p.starts_k;
@@ -250,8 +264,12 @@ struct AttentionForwardSm90Entry {
     int32_t prepared = ATTENTION_AUTOTUNER_OK;
     if constexpr (T::kPacked) {
       arguments.list.listed = buffers.listed;
-      prepared =
-          launch_list<Config, true, T::kBlockM, T::kBlockN>(with_window(p), buffers.listed, buffers.claimed, stream);
+      arguments.total_q = p.total_q;
+      arguments.row_splits = buffers.partial.row_splits;
+      List listed = buffers.listed;
+      if constexpr (kListsParts<T>) listed.ctas = float(resident * packed.heads.divisor) / p.heads_q;
+      prepared = launch_list<Config, true, T::kBlockM, T::kBlockN, kListsParts<T>>(with_window(p), listed,
+                                                                                   buffers.claimed, stream);
     } else if constexpr (kClears) {
       prepared = EarlyLaunch::start(true, softmax_forward::attention_forward_sm90_clear_claimed<Config>, 1, 1, 0,
                                     stream, buffers.claimed);

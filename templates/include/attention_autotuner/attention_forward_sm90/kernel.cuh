@@ -18,9 +18,13 @@ template <typename Config>
 __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 1)
     attention_forward_sm90(ArgumentsOf<AttentionForwardSm90Traits<Config>> const __grid_constant__ arguments) {
   using T = AttentionForwardSm90Traits<Config>;
-  if constexpr (T::kPacked) {
+  // There are more CTAs than blocks of rows. The list of parts takes longer than the beginning of a CTA.
+  auto const finds_tile = [&arguments] {
     wait_on_dependent_grids();
-    if (!TileSequence<T>(arguments.list, 0).valid()) return;  // there are more CTAs than blocks of rows
+    return TileSequence<T>(arguments.list, 0).valid();
+  };
+  if constexpr (T::kPacked && !kListsParts<T>) {
+    if (!finds_tile()) return;
   }
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
@@ -36,6 +40,9 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
   }
   stages.clear_unloaded_rows();
   if constexpr (!T::kPacked) wait_on_dependent_grids();
+  if constexpr (kListsParts<T>) {
+    if (!finds_tile()) return;
+  }
   if constexpr (T::kSharesScores) {
     cluster_sync();
   } else {
@@ -72,8 +79,8 @@ __global__ void attention_forward_sm90_clear_claimed(int* claimed) {
 
 // The results of all splits. It starts while the kernel above runs, and waits for it.
 template <typename Config>
-__global__ void __launch_bounds__(kCombineThreads)
-    attention_forward_sm90_combine(SplitResults const __grid_constant__ results) {
+__global__ void __launch_bounds__(kCombineThreads) attention_forward_sm90_combine(
+    SplitResultsOf<AttentionForwardSm90Traits<Config>::kPacked> const __grid_constant__ results) {
   wait_on_dependent_grids();
   combine_rows<typename Config::Element, Config::kPaddedDimV>(results);
 }

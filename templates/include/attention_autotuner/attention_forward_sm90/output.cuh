@@ -56,7 +56,10 @@ struct AttentionForwardSm90Output
                                         int q_stage) {
     float inverse[2];
     Base::normalize(levels, total, inverse);
-    if (T::kSplitKv && arguments.list.splits.divisor > 1) {
+    bool parted = false;
+    if constexpr (T::kSplitKv) parted = Base::splits_of(range) > 1;
+    if constexpr (T::kSplitKv && T::kPacked) write_row_splits(tile);
+    if (parted) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) write_partial(tile, half, inverse[half], levels[half], total[half]);
     } else if constexpr (T::kOutput == Output::kThroughQ) {
@@ -184,6 +187,16 @@ struct AttentionForwardSm90Output
       OutputRow const row = output_row(tile, half);
       if (written != nullptr && tile.slice == 0 && (lane_index() & 3) == 0 && row.exists) {
         written[row_index(tile, row)] = T::kMasked ? total[half] : log2_sum(levels[half], total[half]) * kLn2;
+      }
+    }
+  }
+  // In how many parts the keys of this lane's two rows are, which the first one says.
+  __device__ __forceinline__ void write_row_splits(WorkTile const& tile) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      OutputRow const row = output_row(tile, half);
+      if (arguments.row_splits != nullptr && tile.split == 0 && (lane_index() & 3) == 0 && row.exists) {
+        arguments.row_splits[row_index(tile, row)] = range.splits;
       }
     }
   }

@@ -25,6 +25,7 @@ struct PackedTotals {};
 template <>
 struct PackedTotals<true> {
   int total_q;
+  int* row_splits;  // that a row has results of, [heads, rows]; null where none has several
 };
 
 // And the spans of rows, by batch entry.
@@ -35,13 +36,13 @@ struct RowSpans<true> {
   int2 const* row_spans;
 };
 
-template <bool kModified, bool kPacked = false, bool kBias = false, bool kSpanned = false, bool kAttnMask = false>
+template <bool kModified, typename Listed = void, bool kBias = false, bool kSpanned = false, bool kAttnMask = false>
 struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>,
-                                       PackedTotals<kPacked>,
+                                       PackedTotals<!std::is_void_v<Listed>>,
                                        RowSpans<kSpanned>,
                                        MaskTensorArguments<kAttnMask> {
   TmaTensor q, k, v, o, mask;
-  WorkListOf<kPacked> list;
+  WorkListOf<Listed> list;
   PackedHeads packed;
   void* output;
   int64_t stride_batch, stride_head, stride_row;  // of the output
@@ -62,7 +63,7 @@ struct AttentionForwardSm90Arguments : ScoreValues<kModified, kBias>,
 };
 
 template <typename T>
-using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, T::kPacked, T::kBias, T::kSpanned, T::kAttnMask>;
+using ArgumentsOf = AttentionForwardSm90Arguments<T::kModified, ListedOf<T>, T::kBias, T::kSpanned, T::kAttnMask>;
 
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
 template <typename T>
@@ -118,7 +119,7 @@ struct AttentionForwardSm90Stages {
   }
 
   using Bounds = std::conditional_t<T::kSpanned, SpannedRange<T::kKeyBounds>, KeyRange<T::kKeyBounds>>;
-  using Range = std::conditional_t<T::kPacked, ListedBlock, Bounds>;
+  using Range = std::conditional_t<T::kPacked, ListedOf<T>, Bounds>;
   __device__ __forceinline__ Range key_range(WorkTile const& tile) const {
     if constexpr (T::kPacked) {
       return arguments.list.listed.blocks[tile.listed];
@@ -149,6 +150,14 @@ struct AttentionForwardSm90Stages {
     }
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
   }
+  // In how many parts a tile's keys are.
+  __device__ __forceinline__ int splits_of(Range const& range) const {
+    if constexpr (T::kPacked) {
+      return range.splits;
+    } else {
+      return arguments.list.splits.divisor;
+    }
+  }
   // Those of a CTA's tile: of all that its queries see, an even share for every split. A split that is left without any
   // has the one behind the last key, which no query sees.
   __device__ __forceinline__ KeyTiles key_tiles(Range const& range, WorkTile const& tile) const {
@@ -156,8 +165,8 @@ struct AttentionForwardSm90Stages {
     int begin = 0;
     if constexpr (T::kModified) begin = minimum(visible_first(range, query_of(tile, 0)) / T::kBlockN, end - 1);
     if constexpr (T::kSplitKv) {
-      int const seen = end - begin;
-      int const share = arguments.list.splits.divide(seen), rest = seen - share * arguments.list.splits.divisor;
+      int const seen = end - begin, splits = splits_of(range);
+      int const share = T::kPacked ? seen / splits : arguments.list.splits.divide(seen), rest = seen - share * splits;
       int const count = share + (tile.split < rest);
       int const first = count > 0 ? begin + tile.split * share + minimum(tile.split, rest)
                                   : (range.length(arguments) + T::kBlockN - 1) / T::kBlockN;

@@ -29,26 +29,43 @@ struct WorkList {
 };
 
 // Of packed sequences: the rest says it of a single row block, whose place is taken by as many as are listed. The
-// longest come first there.
+// longest come first there. Where keys are split the list has the parts of blocks.
+template <typename Listed>
 struct PackedWorkList : WorkList {
-  BlockList listed;
+  ListOf<Listed> listed;
 };
-template <bool kPacked>
-using WorkListOf = std::conditional_t<kPacked, PackedWorkList, WorkList>;
+template <typename Listed>
+struct WorkListIn {
+  using Type = PackedWorkList<Listed>;
+};
+template <>
+struct WorkListIn<void> {
+  using Type = WorkList;
+};
+// `Listed`: what a list of packed sequences has; void: the batch has none.
+template <typename Listed>
+using WorkListOf = typename WorkListIn<Listed>::Type;
+template <typename T>
+inline constexpr bool kListsParts = T::kPacked && (T::kPackGqa || T::kSplitKv);
+template <typename T>
+using ListedOf = std::conditional_t<!T::kPacked, void, std::conditional_t<kListsParts<T>, ListedPart, ListedBlock>>;
 
 struct WorkTile {
   int row_block, head, batch, split, slice;
   int listed;  // of packed sequences: which block of the list
 };
 
-template <typename T>
-__device__ __forceinline__ WorkTile packed_work_tile(int index, PackedWorkList const& list, int blocks) {
+template <typename List>
+__device__ __forceinline__ WorkTile packed_work_tile(int index, List const& list, int blocks) {
   int const section_tiles = list.section_heads.divisor * blocks, section = index / section_tiles;
   int const within = index - section * section_tiles;
   Divider const& heads = section == list.sections - 1 ? list.last_heads : list.section_heads;
   int const listed = heads.divide(within);
   int const head = section * list.section_heads.divisor + within - listed * heads.divisor;
-  return {list.listed.blocks[listed].block, head, 0, 0, 0, listed};
+  auto const& at = list.listed.blocks[listed];
+  int split = 0;
+  if constexpr (std::is_same_v<List, PackedWorkList<ListedPart>>) split = at.split;
+  return {at.block, head, 0, split, 0, listed};
 }
 
 template <typename T>
@@ -85,7 +102,7 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
 // tenth. The others read its index from a ring of two slots in shared memory.
 template <typename T>
 struct TileSequence {
-  using List = WorkListOf<T::kPacked>;
+  using List = WorkListOf<ListedOf<T>>;
   List const& list;
   uint32_t const smem;
   int const blocks;  // of packed sequences, that are listed; else 1
@@ -101,7 +118,7 @@ struct TileSequence {
   // At the index.
   __device__ __forceinline__ WorkTile tile() const {
     if constexpr (T::kPacked) {
-      return packed_work_tile<T>(index, list, blocks);
+      return packed_work_tile(index, list, blocks);
     } else {
       return work_tile<T>(index, list);
     }

@@ -107,7 +107,7 @@ struct AttentionForwardSm90Traits : ScoreModsOf<Config> {
   static_assert(!kPingPong || kWarpgroups > 1, "turns_need_warpgroups");
   static_assert(kOutput != Output::kThroughQ || kColumnsLoaded <= kDepthLoaded, "output_fits_q");
   static_assert(kOutput == Output::kDirect || (!kPackGqa && !kSplitKv), "output_leaves_directly");
-  static_assert(!ScoreModsOf<Config>::kPacked || !(kKeyBounds || kPackGqa || kSplitKv), "packed_tiles_are_of_a_head");
+  static_assert(!ScoreModsOf<Config>::kPacked || !kKeyBounds, "sequences have ends, not bounds");
   static_assert(!ScoreModsOf<Config>::kPacked || !kFlat, "flat_holds_one_sequence");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 

@@ -26,6 +26,12 @@ struct Divider {
   }
 };
 
+// The same where the divisor may be an int as well.
+__device__ __forceinline__ int quotient(int n, int divisor) { return n / divisor; }
+__device__ __forceinline__ int quotient(int n, Divider const& divider) { return divider.divide(n); }
+__host__ __device__ __forceinline__ int divisor_of(int divisor) { return divisor; }
+__host__ __device__ __forceinline__ int divisor_of(Divider const& divider) { return divider.divisor; }
+
 // kRaster: all row blocks of a head before the next head. kLongestFirst: all heads for one row block, the longest
 // causal row blocks first (LPT).
 enum class CtaOrder { kRaster, kLongestFirst };

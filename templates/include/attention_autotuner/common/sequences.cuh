@@ -13,6 +13,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 
 namespace attention_autotuner {
 
@@ -46,7 +47,11 @@ struct CuSeqlens {
   }
   template <int Block, int Spare>
   __device__ __forceinline__ int first_block(int sequence) const {
-    return begin(sequence) / Block + sequence * Spare;
+    return first_block(sequence, Block, Spare);
+  }
+  template <typename Rows>
+  __device__ __forceinline__ int first_block(int sequence, Rows const& rows, int spare) const {
+    return quotient(begin(sequence), rows) + sequence * spare;
   }
   // Whether the first sequence begins with the rows, and none before the one ahead of it. All threads of a CTA call.
   __device__ __forceinline__ bool in_order() const {
@@ -55,12 +60,12 @@ struct CuSeqlens {
     return __syncthreads_and(ordered);
   }
   // The sequence that has a block: the last that begins at it or before.
-  template <int Block, int Spare>
-  __device__ __forceinline__ int sequence_of(int block) const {
+  template <typename Rows>
+  __device__ __forceinline__ int sequence_of(int block, Rows const& rows, int spare) const {
     int low = 0, high = sequences;
     while (low < high) {
       int const middle = (low + high + 1) / 2;
-      if (first_block<Block, Spare>(middle) <= block) {
+      if (first_block(middle, rows, spare) <= block) {
         low = middle;
       } else {
         high = middle - 1;
@@ -76,11 +81,16 @@ struct SequenceBlock {
   bool exists;  // it has rows
 };
 
+// Of `rows` rows each, an int or a Divider.
+template <typename Rows>
+__device__ __forceinline__ SequenceBlock find_block(CuSeqlens const& side, int block, Rows const& rows, int spare = 1) {
+  int const sequence = side.sequence_of(block, rows, spare);
+  int const place = block - side.first_block(sequence, rows, spare);
+  return {sequence, place, place * divisor_of(rows) < side.length(sequence)};
+}
 template <int Block, int Spare = 1>
 __device__ __forceinline__ SequenceBlock find_block(CuSeqlens const& side, int block) {
-  int const sequence = side.sequence_of<Block, Spare>(block);
-  int const place = block - side.first_block<Block, Spare>(sequence);
-  return {sequence, place, place * Block < side.length(sequence)};
+  return find_block(side, block, Block, Spare);
 }
 
 // The same by a warp, all of whose lanes ask for one block: bisection waits for memory time and again, this for one

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/loads.cuh"
@@ -28,6 +29,26 @@ struct SplitResults {
   int columns;          // the true ones
   float* combined_lse;  // [rows], in powers of e; or null
 };
+
+// The same where rows have results of unlike numbers of splits, or of none beside those that were written for good.
+struct UnevenSplitResults : SplitResults {
+  int const* row_splits;  // [rows]
+};
+
+template <bool kUneven>
+using SplitResultsOf = std::conditional_t<kUneven, UnevenSplitResults, SplitResults>;
+
+// The results of a row, and whether there are several.
+__device__ __forceinline__ SplitResults const& results_of(SplitResults const& r, int) { return r; }
+__device__ __forceinline__ bool has_splits(SplitResults const& r, int row) { return row < r.rows; }
+__device__ __forceinline__ SplitResults results_of(UnevenSplitResults const& r, int row) {
+  SplitResults of_row = r;
+  of_row.splits = row < r.rows ? r.row_splits[row] : 0;
+  return of_row;
+}
+__device__ __forceinline__ bool has_splits(UnevenSplitResults const& r, int row) {
+  return row < r.rows && r.row_splits[row] > 1;
+}
 
 // Of all lanes of a warp, in a fixed order.
 template <typename Combine>
@@ -152,15 +173,16 @@ struct SplitSums {
 };
 
 // The rows of this CTA, each by as many warps as share one.
-template <typename Element, int Columns>
-__device__ __forceinline__ void combine_rows(SplitResults const& r) {
+template <typename Element, int Columns, typename Results>
+__device__ __forceinline__ void combine_rows(Results const& r) {
   int const warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
   int const place = warp & ((1 << r.warps_log2) - 1);
   int const row = int(blockIdx.x) * (kCombineWarps >> r.warps_log2) + (warp >> r.warps_log2);
-  SplitSums<Columns> sums{r, row};
-  if (row < r.rows) sums.add(place);
+  SplitResults const& of_row = results_of(r, row);
+  SplitSums<Columns> sums{of_row, row};
+  if (has_splits(r, row)) sums.add(place);
   if (r.warps_log2 > 0) sums.gather(warp);
-  if (row < r.rows && place == 0) sums.template store<Element>();
+  if (has_splits(r, row) && place == 0) sums.template store<Element>();
 }
 
 }  // namespace attention_autotuner

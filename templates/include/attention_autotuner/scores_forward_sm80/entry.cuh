@@ -50,7 +50,7 @@ struct ForwardEntry {
     return status;
   }
 
-  using Splits = SplitKv<T::kSplitKv, T::kBlockN, Config::kPaddedDimV, Params>;
+  using Splits = SplitKv<T::kSplitKv, T::kBlockN, Config::kPaddedDimV, Params, T::kPacked>;
   struct Workspace : WorkspaceLayout {
     typename Splits::Partial partial;
     int2* spans;
@@ -92,7 +92,7 @@ struct ForwardEntry {
     PackedHeads const packed = PackedHeads::of(T::kPackGqa, p.heads_q / p.heads_kv, T::kBlockM);
     int const heads = p.heads_q / packed.heads.divisor, splits = Splits::count(p);
     int row_blocks = divide_up(p.seqlen_q, packed.queries);
-    if constexpr (T::kPacked) row_blocks = count_blocks(p.total_q, p.batch, T::kBlockM);
+    if constexpr (T::kPacked) row_blocks = count_blocks(p.total_q, p.batch, packed.queries);
     int64_t const tiles = int64_t(row_blocks) * heads * batch_of<T::kPacked>(p) * Config::kVSlices * splits;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int grid = int(tiles);

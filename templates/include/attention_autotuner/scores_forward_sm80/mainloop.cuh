@@ -210,15 +210,20 @@ __device__ __forceinline__ void compute_tile(Warp& warp) {
 // A tile of the list of packed sequences, by params that show its sequence.
 template <typename Config>
 __device__ __forceinline__ void compute_packed_tile(typename ForwardTraits<Config>::Params const& all,
-                                                    TileList const& list, float c, uint32_t smem, int index) {
+                                                    typename ForwardTraits<Config>::List const& list, float c,
+                                                    uint32_t smem, int index) {
   using T = ForwardTraits<Config>;
-  TileCoordinates tile = listed_tile<Config>(list, index);
-  SequenceBlock const at = find_block<T::kBlockM>(CuSeqlens::of_queries(all), tile.row_block);
+  TileOfSequence<typename T::Tile> tile{listed_tile<Config>(list, index)};
+  int rows = T::kBlockM;
+  if constexpr (T::kPackGqa) rows = list.packed.queries;
+  SequenceBlock const at = find_block(CuSeqlens::of_queries(all), tile.row_block, rows);
   if (!at.exists) return;
   typename T::Params params = all;
-  int const first_query = show_sequence<true>(params, at.sequence).query;
-  shift_rows(params.o, first_query);
-  if (params.lse != nullptr) params.lse += shift_of_row_values(params, first_query, tile.head);
+  tile.first_query = show_sequence<true>(params, at.sequence).query;
+  shift_rows(params.o, tile.first_query);
+  if (!T::kFewQueries && params.lse != nullptr) {
+    params.lse += shift_of_row_values(params, tile.first_query, tile.head);
+  }
   tile.batch = 0;
   tile.row_block = at.block;
   ForwardWarp<Config> warp(params, list, c, smem, index, tile);

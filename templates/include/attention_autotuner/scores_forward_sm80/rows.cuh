@@ -12,19 +12,25 @@
 
 namespace attention_autotuner {
 
+// A tile of packed sequences, where params show the one that it is of.
+template <typename Tile>
+struct TileOfSequence : Tile {
+  int first_query;  // of the sequence, among all
+};
+
 template <typename Config>
 struct ForwardRows : RowWarps<ForwardTraits<Config>> {
   using T = ForwardTraits<Config>;
   using Place = RowWarps<T>;
   using Place::smem;
   using Element = typename T::Element;
-  using OfSequence = std::conditional_t<T::kPacked, TileCoordinates, Nothing>;
+  using OfSequence = std::conditional_t<T::kPacked, TileOfSequence<typename T::Tile>, Nothing>;
   using CopyQ = TileCopy<T::kBlockM, T::kPaddedDimQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
 
   typename T::Params const& params;
   typename T::List const& list;
-  int const index;               // of this output tile in the list
-  OfSequence const of_sequence;  // the tile, where params show one of packed sequences
+  int const index;  // of this output tile in the list
+  OfSequence const of_sequence;
 
   __device__ __forceinline__ typename T::Tile tile() const {
     if constexpr (T::kPacked) {
@@ -55,6 +61,9 @@ struct ForwardRows : RowWarps<ForwardTraits<Config>> {
   }
   // The place of a row among those of all heads, whose number counts batches, too.
   __device__ __forceinline__ int64_t row_index(TileCoordinates const& tile, int64_t head, int row) const {
+    if constexpr (T::kPacked && T::kFewQueries) {
+      return head * params.total_q + of_sequence.first_query + query_of(tile, row);
+    }
     if constexpr (T::kPackGqa) return head * params.seqlen_q + query_of(tile, row);
     return head * params.seqlen_q + tile.row_block * T::kBlockM + row;
   }

@@ -65,7 +65,6 @@ struct ForwardTraits {
   static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
                 "padded_dim_v_range");
   static_assert(!kFewQueries || kScoreMod == ScoreMod::kSoftmax, "softmax_alone");
-  static_assert(!kFewQueries || !kPacked, "packed_sequences_keep_rows_and_keys");
   static_assert(kWarpsM * kWarpsN >= 2 && kWarpsM * kWarpsN <= 16, "warps_range");
   static_assert(kWarpsN == 1 || kWarpsM <= 15, "row_barriers_available");
   static_assert(kBlockM % (16 * kWarpsM) == 0, "block_m_divides_among_warps");
