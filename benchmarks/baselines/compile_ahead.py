@@ -88,8 +88,8 @@ def compile_ahead(
 
 def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
     """Zeros of the shapes that a problem has, with values of its modifications; for compiling, never for timing."""
-    p = problem
-    rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
+    p, (batch, of_q, of_k) = problem, problem.extents
+    rows_q, rows_k = (batch, p.heads_q, of_q), (batch, p.heads_kv, of_k)
     shapes: dict[str, tuple[int, ...]] = {
         "q": (*rows_q, p.dim_qk),
         "k": (*rows_k, p.dim_qk),

@@ -25,12 +25,15 @@ class Copy(Baseline):
     title = "copy of as many bytes"
     gradients = "-"
     same = False
+    modifications = frozenset({"packed"})
     limits = (few_queries,)
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; it computes nothing."""
 
-        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def run(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_ends: torch.Tensor
+        ) -> torch.Tensor:
             longer = max(k, v, key=torch.numel)
             return longer.view(-1)[: (k.numel() + v.numel()) // 2].clone()
 

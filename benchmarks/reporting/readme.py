@@ -22,6 +22,7 @@ APART = (
     "score_modifications",
     "flex_attention",
     "packed_sequences",
+    "packed_tokens",
 )
 OWN = ("plain", "equal_lengths")  # baselines that are this package, too
 HEADINGS = ("operation", "direction", "compared with", "shapes", "geometric mean", "least")

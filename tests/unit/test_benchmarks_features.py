@@ -34,6 +34,7 @@ from benchmarks.baselines.compiled import (
     block_mask,
     score_mod,
 )
+from benchmarks.baselines.copy import Copy
 from benchmarks.baselines.flash_attn import (
     KEEPS_KERNELS,
     FlashAttention2,
@@ -289,6 +290,16 @@ def test_what_is_compiled_ahead_has_the_values_of_a_race() -> None:
     blank, made = blank_inputs(problem, "cpu"), inputs_of({}, problem, seed=3)
     for name in others_of(problem):
         assert blank.tensors[name].shape == made.tensors[name].shape == (2,)
+    tokens = Problem(
+        batch=7, heads_q=4, heads_kv=2, seqlen_q=2, seqlen_k=50, dim_qk=16, dim_v=16,
+        packed_rows=(9, 200),
+    )  # fmt: skip
+    blank, made = blank_inputs(tokens, "cpu"), inputs_of({}, tokens, seed=3)
+    for name, tensor in made.tensors.items():
+        assert tensor.shape == blank.tensors[name].shape
+    entry = Copy().entry(tokens, "forward", "copy")
+    entry.prepare([made], [])
+    entry.run(0)
 
 
 # --- what a baseline computes ---------------------------------------------------------------------

@@ -148,7 +148,7 @@ def kernel_log() -> Iterator[str]:
     )
     yield f"Measured in bf16: {copy} of a copy in geometric mean"
     yield f"Over SDPA's FlashAttention-2 {flash}, over cuDNN {cudnn}:"
-    by_mma = log["attention_backward_by_mma_sync"]
+    by_mma = result("kernel_log_races")["attention_backward_by_mma_sync"]
     (mean, least), (step, least_step) = (
         (f"{figures['geometric_mean']:.2f}", f"{figures['min']:.2f}")
         for figures in (by_mma[f"sdpa_flash {mode}"] for mode in ("backward", "step"))
