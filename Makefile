@@ -12,8 +12,8 @@ PIP_ARGUMENTS ?=
 TUNE_ARGUMENTS ?=
 TEST_ARGUMENTS ?=
 # Processes that share the tests; one where a GPU is timed. In the order of their files, those that compile first, or
-# the longest would begin when all else is done.
-TEST_PROCESSES ?= $(if $(wildcard /dev/nvidia0),0,2)
+# the longest would begin when all else is done. Three, of which one waits for others' processes a tenth of the time.
+TEST_PROCESSES ?= $(if $(wildcard /dev/nvidia0),0,3)
 
 # Packages are installed without bytecode. Where none may be written either, every process that the tests start would
 # compile torch once more.
