@@ -61,20 +61,32 @@ SIZES = [
     (1, 142, 2, 1, 100, ""),  # 71 heads of a group, which no tile of 64 rows holds
     (1, 2, 2, 3, 1, ""),
 ]
-PROBLEMS = [
-    Problem(
+
+
+def sized(
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    causal: str,
+    packed_rows: tuple[int, int] = (0, 0),
+) -> Problem:
+    return Problem(
         batch=batch,
         heads_q=heads_q,
         heads_kv=heads_kv,
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
+        packed_rows=packed_rows,
         causal=bool(causal),
         causal_alignment="top_left" if causal == "top_left" else "bottom_right",
         dim_qk=64,
         dim_v=64,
     )
-    for batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal in SIZES
-]
+
+
+PROBLEMS = [sized(*sizes) for sizes in SIZES]
 
 
 def candidate(**knobs: Any) -> Candidate:
@@ -245,25 +257,11 @@ def test_mistakes_of_sm80_are_caught(emulated_sm80: LoadedKernel, mutant: str) -
 
 # --- packed sequences ---------------------------------------------------------------------------------
 
-# sequences, heads_q, heads_kv, the most queries and keys of one, rows of all, causal
-PACKED_SIZES = [
-    (7, 8, 2, 1, 513, (7, 1900), "bottom_right"),
-    (5, 10, 2, 5, 333, (14, 700), ""),  # 60 rows of 64
-    (4, 4, 2, 77, 130, (95, 260), "top_left"),  # a prompt among single tokens
-]
+# sequences, heads_q, heads_kv, the most queries and keys of one, causal, rows of all
 PACKED = [
-    replace(
-        PROBLEMS[0],
-        batch=batch,
-        heads_q=heads_q,
-        heads_kv=heads_kv,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        packed_rows=rows,
-        causal=bool(causal),
-        causal_alignment="top_left" if causal == "top_left" else "bottom_right",
-    )
-    for batch, heads_q, heads_kv, seqlen_q, seqlen_k, rows, causal in PACKED_SIZES
+    sized(7, 8, 2, 1, 513, "bottom_right", (7, 1900)),
+    sized(5, 10, 2, 5, 333, "", (14, 700)),  # 60 rows of 64
+    sized(4, 4, 2, 77, 130, "top_left", (95, 260)),  # a prompt among single tokens
 ]
 LIST = "sm90/sequence_list.cuh"
 MUTANTS_PACKED = {

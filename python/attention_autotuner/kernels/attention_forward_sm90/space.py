@@ -169,7 +169,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     if problem.score == "masked":
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    if problem.packed and (of_caches := _of_caches(problem, spec)) is not None:
+    if (of_caches := _of_caches(problem, spec)) is not None:
         return of_caches
     shared_us, shared = _fastest_stream(problem, spec)
     if shared is not None and problem.seqlen_q < streams.LEAST_QUERIES:

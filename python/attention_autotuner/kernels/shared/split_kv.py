@@ -20,7 +20,7 @@ MOST_PACKED_ROWS = 256  # of a group: with more, keys are read too often for the
 LEAST_SPLIT = 2  # tiles of keys of a split
 MOST_SPLITS = 128
 PART_KEYS = 128  # that the begin and the end of a part take the time of
-MOST_ROUNDS = 8  # of parts
+PART_ROUNDS = 8  # of the CTAs that take parts, at most
 CACHED_KEYS = 4  # over queries, of packed sequences that read caches
 MEAN_QUERIES = 64  # of these, at most
 LONG_KEYS = 8  # over queries, from where on splitting keys pays for a second kernel
@@ -123,7 +123,7 @@ def tiles_of_parts(counts: Sequence[int], knobs: SplitKnobs, ctas: float) -> lis
         rounds = ceil(len(tiles) / ctas)
         return max(max(tiles), rounds * total / len(tiles)) + beside * rounds
 
-    return min(map(parts_of, range(1, MOST_ROUNDS + 1)), key=ends)
+    return min(map(parts_of, range(1, PART_ROUNDS + 1)), key=ends)
 
 
 def split_bytes(problem: Problem, padded_dim_v: int, knobs: SplitKnobs) -> list[int]:

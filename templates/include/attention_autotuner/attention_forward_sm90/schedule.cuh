@@ -34,17 +34,9 @@ template <typename Listed>
 struct PackedWorkList : WorkList {
   ListOf<Listed> listed;
 };
-template <typename Listed>
-struct WorkListIn {
-  using Type = PackedWorkList<Listed>;
-};
-template <>
-struct WorkListIn<void> {
-  using Type = WorkList;
-};
 // `Listed`: what a list of packed sequences has; void: the batch has none.
 template <typename Listed>
-using WorkListOf = typename WorkListIn<Listed>::Type;
+using WorkListOf = std::conditional_t<std::is_void_v<Listed>, WorkList, PackedWorkList<Listed>>;
 template <typename T>
 inline constexpr bool kListsParts = T::kPacked && (T::kPackGqa || T::kSplitKv);
 template <typename T>

@@ -50,14 +50,6 @@ __device__ __forceinline__ bool has_splits(UnevenSplitResults const& r, int row)
   return row < r.rows && r.row_splits[row] > 1;
 }
 
-// Of all lanes of a warp, in a fixed order.
-template <typename Combine>
-__device__ __forceinline__ float over_warp(float value, Combine&& combine) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-  return value;
-}
-
 // The logarithm of the warps that share a row of so many splits: few loads after one another, whose latencies are all
 // the time of few rows.
 __host__ __device__ constexpr int combine_warps_log2(int splits) { return splits <= 4 ? 0 : splits <= 8 ? 1 : 2; }

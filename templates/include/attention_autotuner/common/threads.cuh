@@ -33,6 +33,14 @@ __device__ __forceinline__ int block_index() {
   return index;
 }
 
+// Of all lanes of a warp, in a fixed order.
+template <typename Combine>
+__device__ __forceinline__ float over_warp(float value, Combine&& combine) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  return value;
+}
+
 // A barrier among `threads` threads that share an id in 1..15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");

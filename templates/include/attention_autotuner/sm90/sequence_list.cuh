@@ -10,6 +10,7 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/sequences.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/host/early_launch.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 
@@ -126,17 +127,13 @@ __device__ __forceinline__ int tiles_of_part(PartList const& list, Params const&
   };
   auto const add = [](float a, float b) { return a + b; };
   auto const larger = [](float a, float b) { return fmaxf(a, b); };
-  auto const over_lanes = [](float value, auto const& combine) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-    return value;
-  };
   float longest = 1.0f, all = 0.0f;
   for (int i = int(threadIdx.x); i < p.batch; i += kListThreads) {
     longest = fmaxf(longest, float(tiles_of(i)));
     all += float(tiles_of(i)) * blocks_of(i);
   }
-  scratch[warp] = over_lanes(longest, larger);
-  scratch[kWarps + warp] = over_lanes(all, add);
+  scratch[warp] = over_warp(longest, larger);
+  scratch[kWarps + warp] = over_warp(all, add);
   __syncthreads();
   all = 0.0f;
   for (int i = 0; i < kWarps; ++i) {
@@ -154,8 +151,8 @@ __device__ __forceinline__ int tiles_of_part(PartList const& list, Params const&
     longest_part = fmaxf(longest_part, ceilf(float(tiles) / splits));
     items += float(splits) * blocks_of(i);
   }
-  items = fmaxf(1.0f, over_lanes(items, add));
-  longest_part = over_lanes(longest_part, larger);
+  items = fmaxf(1.0f, over_warp(items, add));
+  longest_part = over_warp(longest_part, larger);
   float const rounds = ceilf(items / list.ctas);
   scratch[2 * kWarps + warp] = fmaxf(longest_part, rounds * all / items) + kPartTiles * rounds;
   __syncthreads();
