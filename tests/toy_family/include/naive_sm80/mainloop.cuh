@@ -30,13 +30,6 @@ __device__ __forceinline__ float naive_exp2(float x) {
   return kExponential == Exponential::kExact ? exp2f(x) : exp2_approximate(x);
 }
 
-template <typename Combine>
-__device__ __forceinline__ float over_warp(float value, Combine&& combine) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, step));
-  return value;
-}
-
 template <typename Config>
 __global__ void __launch_bounds__(NaiveTraits<Config>::kThreads, Config::kCtasPerSm)
     naive_attention(attention_autotuner_attention_forward_params const __grid_constant__ p) {
