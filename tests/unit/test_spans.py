@@ -152,6 +152,10 @@ def test_problems_of_documents_and_prefixes() -> None:
     for bad, message in (
         ({"seqlen_q": 9}, "document_ids need as many queries as keys, got 9 and 203"),
         ({"causal": False}, "prefix_lens is for causal attention, got causal=False"),
+        (
+            {"window_size": (40, 0)},
+            r"prefix_lens needs a window without a right bound, got window_size=\(40, 0\)",
+        ),
         ({"modifications": ()}, "documents is a number of documents .*, got 3"),
         ({"packed_rows": (9, 9)}, "packed sequences take no prefix_lens"),
     ):

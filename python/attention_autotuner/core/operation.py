@@ -23,11 +23,14 @@ def require(condition: bool, message: str) -> None:
         raise UnsupportedProblemError(message)
 
 
-def require_spans(names: Container[str], seqlens: tuple[int, int], causal: bool) -> None:
+def require_spans(
+    names: Container[str], seqlens: tuple[int, int], causal: bool, window: tuple[int, int]
+) -> None:
     """Check that documents and prefixes, where they are among the names of modifications, suit lengths and mask.
 
     Raises:
-        UnsupportedProblemError: queries are more or fewer than keys, or a prefix has no causal mask to widen.
+        UnsupportedProblemError: queries are more or fewer than keys, a prefix has no causal mask to widen, or a window
+            bounds it on the right.
     """
     require(
         DOCUMENT_IDS not in names or seqlens[0] == seqlens[1],
@@ -36,6 +39,10 @@ def require_spans(names: Container[str], seqlens: tuple[int, int], causal: bool)
     require(
         PREFIX_LENS not in names or causal,
         "prefix_lens is for causal attention, got causal=False",
+    )
+    require(
+        PREFIX_LENS not in names or window[1] == -1,
+        f"prefix_lens needs a window without a right bound, got window_size={window}",
     )
 
 
@@ -128,7 +135,8 @@ class Semantics:
             f"operands is for gemm, got {problem.operands!r} for {self.op}",
         )
         names = problem.modifications
-        require_spans(names, (problem.seqlen_q, problem.seqlen_k), problem.causal)
+        lengths = problem.seqlen_q, problem.seqlen_k
+        require_spans(names, lengths, problem.causal, problem.window_size)
         require(
             not (problem.spanned and "bias_table" in names),
             f"document_ids and prefix_lens take no bias_table, got modifications={problem.modifications}",

@@ -112,19 +112,15 @@ def check_spans(
     """Check that documents and prefixes, where they are among the values, suit a call.
 
     Raises:
-        UnsupportedProblemError: queries are more or fewer than keys, a prefix has no causal mask to widen, or there is
-            a table of biases besides.
+        UnsupportedProblemError: queries are more or fewer than keys, a prefix has no causal mask to widen or a right
+            bound, or there is a table of biases besides.
     """
     for name in (DOCUMENT_IDS, PREFIX_LENS):
         require(
             not (name in values and "bias_table" in values),
             f"{name} takes no bias, got both",
         )
-    require_spans(values, seqlens, causal)
-    require(
-        PREFIX_LENS not in values or window[1] == -1,
-        f"prefix_lens needs a window without a right bound, got window_size={window}",
-    )
+    require_spans(values, seqlens, causal, window)
 
 
 def check_order(document_ids: torch.Tensor) -> None:
