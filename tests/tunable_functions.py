@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch.distributed as dist
 from attention_autotuner import autotune
 
 TIMES = {"default": 100.0, "fast": 50.0, "close": 99.5, "faster": 40.0}
-SPACE = [{"mode": mode} for mode in ("default", "fast", "wrong", "raises", "crashes", "close")]
+MODES = ("default", "fast", "wrong", "raises", "exits", "crashes", "close")
+ENDS = ("exits", "crashes")  # the process
+SPACE = [{"mode": mode} for mode in MODES]
 made: list[str] = []  # modes of the calls in this process
 
 
@@ -32,6 +35,8 @@ def double(x: Any, out: Any, *, mode: str) -> None:
     made.append(mode)
     if mode == "raises":
         raise ValueError("no such mode")
+    if mode == "exits":
+        sys.exit(3)
     if mode == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
     out += (3 if mode == "wrong" else 2) * x
@@ -54,6 +59,21 @@ def summed(x: torch.Tensor, group: Any, *, mode: str) -> torch.Tensor:
     x = x.clone()
     dist.all_reduce(x, group=group)
     return x
+
+
+@autotune({"mode": ["default", "fast"]}, bench=bench)
+def laid_out(x: np.ndarray[Any, Any], strides: tuple[int, ...], *, mode: str) -> Any:
+    made.append(mode)
+    if x.strides != strides:
+        raise ValueError(f"strides {x.strides}, not {strides}")
+    return x
+
+
+class Layer:
+    @autotune({"mode": ["default", "fast"]}, key=["x"], bench=bench)
+    def forward(self, x: int, *, mode: str) -> int:
+        made.append(mode)
+        return x
 
 
 def largest(x: np.ndarray[Any, Any], *, slowly: bool) -> float:

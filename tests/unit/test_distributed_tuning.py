@@ -27,7 +27,7 @@ from attention_autotuner.tuning.sweeps import DIRECTIONS
 from examples.autotune import two_ranks
 from tests.fake_pipeline import FakePipeline
 from tests.fake_ranks import KILLED, killed, run_ranks
-from tests.tunable_functions import bench, double, summed
+from tests.tunable_functions import ENDS, bench, double, summed
 
 pytestmark = pytest.mark.dist
 
@@ -284,7 +284,7 @@ def call_functions(rank: int, root: Path) -> Any:
     group = dist.group.WORLD
     with settings.override(cache_dir=root, in_process=True):
         out = torch.zeros(3)
-        double.configs = [config for config in double.configs if config["mode"] != "crashes"]
+        double.configs = [config for config in double.configs if config["mode"] not in ENDS]
         picked = double.tune(torch.ones(3), out, group=group)
     with settings.override(cache_dir=root):
         together = Tunable(summed.function, summed.configs, collective=True, bench=bench)

@@ -60,6 +60,7 @@ MAY_IMPORT_TORCH = (
     "tuning.calls",
     "tuning.function_records",
     "tuning.function_search",
+    "tuning.function_values",
     "tuning.functions",
     "tuning.measure",
     "tuning.remote",

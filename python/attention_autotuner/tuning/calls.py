@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import operator
@@ -17,14 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from ..core.memo import Table
 from ..core.outcome import Crashed, LaunchFailed, Ok, Outcome, Wrong
-from ..errors import UnsupportedArgumentError
 from . import rounds
+from .function_values import compare, copied, leaves, narrowed, snapshot, write
 from .measure import timing_event, use_device, warm_up
 from .rounds import FaultError, Samples
 from .sampling import LEAST_US, MAX_LAUNCHES, SAMPLE_US, head_start, launches_per_sample
@@ -33,8 +31,6 @@ from .tasks import Tell
 CPU = -1  # in place of the index of a CUDA device
 CPU_SAMPLE_US = 2000.0
 FLUSH_OVER_L2 = 2
-ULPS = {torch.float16: 2, torch.bfloat16: 2}  # allowed at the largest magnitude; of other dtypes:
-OTHER_ULPS = 128
 Config = Mapping[str, Any]
 
 # A tunable function with a key -> its configuration there, and how it came to it.
@@ -77,9 +73,10 @@ class Call:
             compared like results.
         restore: the same, but their values are put back.
         reference: takes the arguments alone: what it returns and writes is right, and configurations that differ are
-            rejected. None: the first configuration that runs is right.
-        tolerance: of a difference, over the largest magnitude of a tensor. None: 2 units in the last place of float16
-            and bfloat16 at that magnitude, 128 of other floating-point dtypes.
+            rejected. It may be more exact: floating-point results of wider dtypes than the first configuration's are
+            rounded to those. None: the first configuration that runs is right.
+        tolerance: of a difference, over the largest magnitude of a tensor. None: 2 units in the last place of
+            floating-point dtypes of at most 16 bits at that magnitude, 128 of others; Python's floats count as float32.
         bench: takes a function that makes one call, after what ``reset`` and ``restore`` ask for, and answers
             microseconds. None: on a GPU its own time with an empty L2 cache, else wall time; without the resetting.
         saved: what the arguments of ``restore`` get back.
@@ -103,8 +100,8 @@ class Call:
     @property
     def device(self) -> int:
         """The CUDA device of the first tensor that is on one, or -1."""
-        leaves = _leaves(self.arguments)
-        on_gpu = (x.get_device() for x in leaves if isinstance(x, torch.Tensor) and x.is_cuda)
+        values = leaves(self.arguments)
+        on_gpu = (x.get_device() for x in values if isinstance(x, torch.Tensor) and x.is_cuda)
         return next(on_gpu, CPU)
 
     def apply(self, function: Callable[..., Any], **config: Any) -> Any:
@@ -114,92 +111,43 @@ class Call:
 
     def private(self) -> Call:
         """The same call on copies of its tensors, arrays and modules."""
-        arguments = pytree.tree_map(_copied, self.arguments)
-        saved = {name: pytree.tree_map(_copied, arguments[name]) for name in self.restore}
+        arguments = pytree.tree_map(copied, self.arguments)
+        saved = {name: pytree.tree_map(copied, arguments[name]) for name in self.restore}
         return replace(self, arguments=arguments, saved=saved)
 
     def begin(self) -> None:
         """Put the arguments that are written into the state that a call finds them in."""
         for name in self.written:
-            targets = _leaves(self.arguments[name])
-            sources = _leaves(self.saved[name]) if name in self.saved else [None] * len(targets)
+            targets = leaves(self.arguments[name])
+            sources = leaves(self.saved[name]) if name in self.saved else [None] * len(targets)
             for target, source in zip(targets, sources, strict=True):
-                _write(name, target, source)
+                write(name, target, source)
 
     def run(self, config: Config) -> Any:
         """Call the function; tunable functions in it do not search."""
         with pinned(_PINNED.get("now", {})):
             return self.apply(self.function, **config)
 
-    def results(self, config: Config | None) -> list[Any]:
-        """Copies of all that a call returns and writes: of the reference where there is no configuration."""
+    def results(self, config: Config | None) -> dict[str, Any]:
+        """Copies of all that a call returns and writes: of the reference where there is no configuration.
+
+        What it writes is there by its parameter's name, what it returns by ``return``, which no parameter can have.
+        """
         torch.manual_seed(0)
         self.begin()
         if config is None and self.reference is not None:
             returned = self.apply(self.reference)
         else:
             returned = self.run(config or {})
-        written = [self.arguments[name] for name in self.written]
-        return [_copied(leaf) for leaf in _leaves([returned, written])]
+        written = {name: self.arguments[name] for name in self.written}
+        return {name: snapshot(value) for name, value in {"return": returned, **written}.items()}
 
 
-def _leaves(value: Any) -> list[Any]:
-    """The leaves of a nested value, of modules their parameters and buffers."""
-    leaves = []
-    for leaf in pytree.tree_leaves(value):
-        is_module = isinstance(leaf, torch.nn.Module)
-        leaves += [*leaf.parameters(), *leaf.buffers()] if is_module else [leaf]
-    return leaves
-
-
-def _copied(leaf: Any) -> Any:
-    if isinstance(leaf, torch.nn.Module):
-        return copy.deepcopy(leaf)
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-
-def _write(name: str, target: Any, source: Any) -> None:
-    if isinstance(target, torch.Tensor):
-        with torch.no_grad():
-            target.zero_() if source is None else target.copy_(source)
-    elif isinstance(target, np.ndarray):
-        target[...] = 0 if source is None else source
-    else:
-        raise UnsupportedArgumentError(
-            f"{name} is a {type(target).__name__}: only tensors, arrays and modules are reset or restored"
-        )
-
-
-def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float | None) -> str:
-    """Why results are not those expected; empty where they are."""
-    if len(results) != len(expected):
-        return f"it has {len(results)} results, {len(expected)} are expected"
-    for index, (result, right) in enumerate(zip(results, expected, strict=True)):
-        if not isinstance(right, (torch.Tensor, np.ndarray, int, float, complex)):
-            continue
-        try:
-            out, ref = torch.as_tensor(result), torch.as_tensor(right)
-            atol = 0.0
-            if out.is_floating_point() or out.is_complex():
-                finite = ref.abs()[ref.isfinite()]
-                largest = float(finite.max()) if finite.numel() else 0.0
-                ulps = ULPS.get(out.dtype, OTHER_ULPS)
-                share = ulps * torch.finfo(out.dtype).eps if tolerance is None else tolerance
-                atol = share * largest
-            torch.testing.assert_close(
-                out, ref, rtol=0.0, atol=atol, equal_nan=True, check_dtype=False, check_device=False
-            )
-        except (AssertionError, TypeError) as error:
-            return f"result {index}: {' '.join(str(error).split())}"
-    return ""
-
-
-def classify(error: Exception) -> Outcome:
-    """The outcome that an exception of a call stands for; one of Python alone has harmed nothing."""
+def classify(error: BaseException) -> Outcome:
+    """The outcome that an exception of a call stands for; one of Python alone has harmed nothing, unless it exits."""
     outcome = rounds.classify(error)
-    harmless = isinstance(outcome, Crashed) and not isinstance(error, RuntimeError)
+    exits = not isinstance(error, Exception)
+    harmless = isinstance(outcome, Crashed) and not (exits or isinstance(error, RuntimeError))
     return LaunchFailed(reason=outcome.reason) if harmless else outcome
 
 
@@ -210,7 +158,7 @@ class Tasks:
         self._tell = tell
         self._device = CPU
         self._loaded: tuple[Any, Call] | None = None
-        self._expected: tuple[Config | None, list[Any]] | None = None
+        self._expected: tuple[Config | None, dict[str, Any]] | None = None
         self._configs: dict[str, Config] = {}
         self._launches: dict[str, int] = {}
         self._us: dict[str, float] = {}
@@ -240,9 +188,8 @@ class Tasks:
             self._wait(name)
             if private.reference is None and against is None:
                 return Ok()
-            if self._expected is None or self._expected[0] != against:
-                reference = None if private.reference else against
-                self._expected = (against, private.results(reference))
+            if against is None or self._expected is None or self._expected[0] != against:
+                self._expected = (against, self._right(private, against, results))
                 self._wait(name)
         except Exception as error:  # noqa: BLE001  # the function is the user's
             return self._failed(name, error)
@@ -311,6 +258,14 @@ class Tasks:
         if self._loaded is None or self._loaded[0] != call:
             self._loaded = (call, (call if isinstance(call, Call) else _read(call)).private())
         return self._loaded[1]
+
+    def _right(self, call: Call, against: Config | None, results: dict[str, Any]) -> dict[str, Any]:
+        """The results that are right, given those of the configuration under check."""
+        if call.reference is None:
+            return call.results(against)
+        typical = results if against is None else call.results(against)
+        expected: dict[str, Any] = narrowed(call.results(None), typical)
+        return expected
 
     def _failed(self, name: str, error: Exception) -> Outcome:
         if isinstance(error, FaultError):

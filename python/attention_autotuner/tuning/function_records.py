@@ -19,6 +19,7 @@ from ..core.trust import read_json
 from .calls import CPU, Config
 from .environment import collect
 from .function_search import FunctionResult
+from .function_values import order_of
 from .locking import locked
 from .racing import FIGURES
 from .result import finite
@@ -29,21 +30,29 @@ SCHEMA = 1
 def identity(value: Any) -> Any:
     """The part of an argument that a key has.
 
-    Numbers that are no floats, strings and None count by value; tensors and arrays by shape, dtype, order of strides
-    and kind of device; anything else by its type, but for what lists, tuples and mappings hold.
+    Numbers that are no floats, NumPy's among them, strings and None count by value; tensors and arrays by shape, dtype,
+    order of strides and kind of device; anything else by its type, but for what lists, tuples and mappings hold.
     """
+    if isinstance(value, (np.integer, np.bool_)):
+        return value.item()
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        tensor = torch.as_tensor(value)
-        strides: Sequence[int] = tensor.stride()
-        order = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
-        return [list(tensor.shape), str(tensor.dtype), order, tensor.device.type]
+    if isinstance(value, torch.Tensor):
+        order = order_of(value.stride()) if value.layout == torch.strided else str(value.layout)
+        return [list(value.shape), str(value.dtype), order, value.device.type]
+    if isinstance(value, np.ndarray):
+        return [list(value.shape), _dtype_name(value.dtype), order_of(value.strides), "cpu"]
     if isinstance(value, Mapping):
         return {str(name): identity(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [identity(item) for item in value]
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    """A name as torch says it where torch has the dtype, so that arrays and tensors are alike."""
+    has = dtype.isnative and isinstance(getattr(torch, dtype.name, None), torch.dtype)
+    return f"torch.{dtype.name}" if has else f"numpy.{dtype}"
 
 
 class FunctionRecord:

@@ -10,11 +10,9 @@ import operator
 import sys
 import tempfile
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,8 +24,10 @@ from ..core.memo import Table
 from ..errors import NotWarmError, UnsupportedArgumentError
 from . import calls
 from .calls import CPU, Call, Config, pinned
+from .function_options import TunableMethod, check_function, check_options, plain_configs
 from .function_records import FunctionRecord, identity
 from .function_search import FunctionResult, FunctionSearch, named, print_ranking
+from .function_values import crossing
 from .isolated import InProcess
 from .printing import LinePrinter
 from .progress import Progress
@@ -57,8 +57,8 @@ def autotune(
         options: those of :class:`~attention_autotuner.tuning.functions.Tunable`.
 
     Raises:
-        UnsupportedArgumentError: the configurations do not fit the function, or each other; there is no such option; or
-            ``key`` names what is no parameter beside those of configurations.
+        UnsupportedArgumentError: the configurations do not fit the function, or each other; there is no such option, or
+            its value is not allowed; or the function has no name.
     """
     return lambda function: Tunable(function, configs, **options)
 
@@ -98,49 +98,39 @@ class Tunable(Generic[R]):
         budget_seconds: float | None = None,
         **of_call: Any,
     ) -> None:
+        check_function(function)
         self.__qualname__: str
-        functools.update_wrapper(self, function)
-        if isinstance(configs, Mapping):
-            values = itertools.product(*configs.values())
-            configs = [dict(zip(configs, combination, strict=True)) for combination in values]
-        self.function, self.configs = function, [dict(config) for config in configs]
         self.name = f"{function.__module__}.{function.__qualname__}"
+        functools.update_wrapper(self, function)
+        self.function, self.configs = function, plain_configs(self.name, configs)
         self._key_of, self._prune = key, prune
         self._collective, self._budget_seconds = collective, budget_seconds
         parameters = inspect.signature(function).parameters
         names = set(itertools.chain.from_iterable(self.configs))
         rest = [p for p in parameters.values() if p.name not in names]
-        options = [item.name for item in dataclass_fields(Call)][3:-1]
-        for name, value in of_call.items():
-            if name not in options:
-                words = ", ".join(("key", "prune", "collective", "budget_seconds", *options))
-                raise UnsupportedArgumentError(
-                    f"autotune has no option {name!r}, got {name}={value!r}; its options: {words}"
-                )
-        if not (key is None or callable(key)):
-            places = [p.name for p in rest]
-            names_of_key: Any = key
-            listed = isinstance(names_of_key, Sequence) and not isinstance(names_of_key, str)
-            if not (listed and all(name in places for name in names_of_key)):
-                raise UnsupportedArgumentError(
-                    f"key of {self.name} must be a list of some of {', '.join(places)}, got {key!r}"
-                )
+        options: dict[str, Any] = {"key": key, "prune": prune, "collective": collective}
+        options["budget_seconds"] = budget_seconds
+        check_options("autotune", self.name, options, of_call, parameters, [p.name for p in rest])
         self._call = Call(function, inspect.Signature(rest), {}, **of_call)
         free = any(p.kind is p.VAR_KEYWORD for p in rest)
-        unknown = set(self._call.written) | (set() if free else names)
         for wrong, why in (
             (not names, "there is none"),
             (any(set(config) != names for config in self.configs), "all need the same names"),
             (len(named(self.configs)) < len(self.configs), "one is there twice"),
-            (not unknown <= set(parameters), f"it takes {', '.join(parameters)}"),
+            (not (free or names <= set(parameters)), f"it takes {', '.join(parameters)}"),
             (OWN & set(parameters), f"{sorted(OWN)} are arguments of every tunable function"),
         ):
             if wrong:
-                raise UnsupportedArgumentError(f"configurations {configs} of {self.name}: {why}")
-        self._known: dict[tuple[str, int], Config] = {}  # by key and ranks
+                listed = f"configurations {self.configs}"
+                raise UnsupportedArgumentError(f"{listed} of {self.name}: {why}")
+        # By key and ranks: what prune left and the pick of it, from the most to the fewest.
+        self._known: dict[tuple[str, int], list[tuple[list[Config], Config]]] = {}
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else TunableMethod(self, instance)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # as functions are pickled and copied
 
     def __call__(
         self,
@@ -163,7 +153,7 @@ class Tunable(Generic[R]):
             **kwargs: the function's arguments by name.
 
         Raises:
-            UnsupportedArgumentError: ``config`` has other names.
+            UnsupportedArgumentError: ``config`` is no mapping, or has other names; or ``prune`` leaves nothing.
             NoCandidateError: no configuration runs and is right; the message tabulates why.
             NotWarmError: a CUDA graph is being captured, and nothing is known yet.
             DistributedError: another rank of the group failed, is gone, or does something else.
@@ -172,7 +162,7 @@ class Tunable(Generic[R]):
         call = self._bound(args, kwargs, group)
         if config is None:
             config = self._choose(call, autotune, verbose, group)
-        elif set(config) != set(self.configs[0]):
+        elif not isinstance(config, Mapping) or set(config) != set(self.configs[0]):  # type: ignore[redundant-expr]
             raise UnsupportedArgumentError(
                 f"config={config!r} of {self.name}: it needs {', '.join(self.configs[0])}"
             )
@@ -205,9 +195,11 @@ class Tunable(Generic[R]):
         names = call.arguments if self._key_of is None else self._key_of
         return identity({name: call.arguments[name] for name in names})
 
+    def _is_legal(self, call: Call, config: Config) -> bool:
+        return self._prune is None or bool(call.apply(functools.partial(self._prune, config)))
+
     def _record(self, call: Call, key: Any, group: Any) -> FunctionRecord:
-        prune = self._prune or (lambda config, *args, **kwargs: True)
-        legal = [c for c in self.configs if call.apply(functools.partial(prune, c))]
+        legal = [config for config in self.configs if self._is_legal(call, config)]
         if not legal:
             raise UnsupportedArgumentError(
                 f"prune leaves no configuration of {self.name} for {key}"
@@ -217,7 +209,9 @@ class Tunable(Generic[R]):
     def _choose(self, call: Call, autotune: bool, verbose: bool, group: Any) -> Config:
         key, pins = self._key(call), calls.pins()
         digest = digest16(key)
-        known = self._known.get((digest, _size(group)))
+        picks = self._known.get((digest, _size(group)), ())
+        known = next((pick for _, pick in picks if self._is_legal(call, pick)), None)
+        pin: _Pin | None = None if pins is None else pins.get((self, digest))
         if pins is None:
             settings = settings_module.current()
             searches = settings.mode not in ("off", "frozen") and settings.effort != "none"
@@ -228,19 +222,21 @@ class Tunable(Generic[R]):
                 return result.pick
             if known is not None:
                 return known
-        elif (self, digest) in pins:
-            pinned_config: Config = pins[self, digest].config
-            return pinned_config
+        elif pin is not None and self._is_legal(call, pin.config):
+            return pin.config
         record = self._record(call, key, group)
         known = known or record.read() or record.configs[0]
-        if pins is not None:
+        if pins is not None and pin is None:
             pins[self, digest] = _Pin(config=known, record=record)
         return known
 
     def _keep(self, record: FunctionRecord, result: FunctionResult) -> None:
         if result.status == "measured" and not result.interrupted:
             record.write(result)
-        self._known[digest16(record.key), record.ranks] = result.pick
+        where = digest16(record.key), record.ranks
+        others = [held for held in self._known.get(where, ()) if held[0] != record.configs]
+        held = [(record.configs, result.pick), *others]
+        self._known[where] = sorted(held, key=lambda left: -len(left[0]))
         if len(self._known) == MANY_KEYS:
             LOGGER.warning("%s was tuned for %d keys: is `key` too fine?", self.name, MANY_KEYS)
 
@@ -304,7 +300,7 @@ class Tunable(Generic[R]):
         try:
             if operator.attrgetter(self.__qualname__)(sys.modules[self.__module__]) is not self:
                 return f"{self.name} is something else"
-            torch.save(call.arguments, path)
+            torch.save(crossing(call.arguments), path)
         except Exception as error:  # noqa: BLE001  # whatever pickling the arguments raises
             return f"{type(error).__name__}: {error}"
         return ""
@@ -339,10 +335,16 @@ def tune_together(
         A result for each function and key, in the order of their first calls.
 
     Raises:
-        UnsupportedArgumentError: it calls no tunable function.
+        UnsupportedArgumentError: it calls no tunable function, or an option is not allowed.
         NoCandidateError, DistributedError, StoreError: as a call of a tunable function.
     """
-    bound = inspect.signature(function).bind(*args, **(kwargs or {}))
+    if not callable(function):
+        raise UnsupportedArgumentError(f"tune_together takes a function, got {function!r}")
+    signature = inspect.signature(function)
+    takes = list(signature.parameters)
+    options = {"budget_seconds": budget_seconds}
+    check_options("tune_together", repr(function), options, of_call, takes, takes)
+    bound = signature.bind(*args, **(kwargs or {}))
     bound.apply_defaults()
     call = Call(function, bound.signature, dict(bound.arguments), **of_call)
     pins: dict[tuple[Tunable[Any], str], _Pin] = {}

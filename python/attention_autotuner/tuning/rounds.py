@@ -31,7 +31,7 @@ class FaultError(Exception):
         self.at = at
 
 
-def classify(error: Exception) -> Outcome:
+def classify(error: BaseException) -> Outcome:
     """The outcome that an exception of a load, a launch or a wait stands for."""
     text = f"{type(error).__name__}: {error}"
     # A DeviceMemoryError is a MemoryError, as is cupy's; torch's is known by its name, the host's by its words.

@@ -97,7 +97,7 @@ def _answer(connection: socket.socket, module: Any) -> None:
         task, arguments = json.loads(line)
         try:
             say("result", getattr(tasks, task)(**arguments))
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is the caller's to know
+        except BaseException as error:  # noqa: BLE001  # an exit as well: it is the caller's to know
             fault = error if isinstance(error, FaultError) else FaultError(module.classify(error))
             say("fault", fault.outcome, fault.at)
 
