@@ -97,10 +97,15 @@ def _are_user_ids(value: Any) -> bool:
     return isinstance(value, tuple) and all(type(uid) is int and uid >= 0 for uid in value)
 
 
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # there is no such user, or no home
+        raise ValueError(text) from error
+
+
 _USERS = Kind(_user_ids, _are_user_ids, "a tuple of numbers of users")
-_PATH = Kind(
-    lambda text: Path(text).expanduser().absolute(), lambda value: isinstance(value, Path), "a Path"
-)
+_PATH = Kind(_path, lambda value: isinstance(value, Path), "a Path")
 _BOOL = Kind(
     lambda text: _SWITCH[text.lower()], lambda value: isinstance(value, bool), "True or False"
 )

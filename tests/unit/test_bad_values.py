@@ -112,8 +112,13 @@ WINDOWS: list[Row] = [
 
 PRODUCTS: list[Row] = [
     ("columns of a", product({0: t(16, 20), 1: t(20, 8)}), "a must lie by rows or", "(20, 1)"),
-    ("12 of 16 columns", product({0: t(16, 16)[:, :12], 1: t(12, 8)}), "dim_qk must be", "got 12"),
-    ("columns of b", product({1: t(24, 16)[:, :12]}), "dim_v must be a positive", "got 12"),
+    (
+        "12 of 16 columns",
+        product({0: t(16, 16)[:, :12], 1: t(12, 8)}),
+        "k must be a positive",
+        "got 12",
+    ),
+    ("columns of b", product({1: t(24, 16)[:, :12]}), "n must be a positive", "got 12"),
     ("no unit stride", product({0: t(16, 48)[:, ::2]}), "a must lie by rows or", "(48, 2)"),
     ("address", product({0: t(16, 32)[:, 1:25]}), "a must lie by rows or by columns", "(32, 1)"),
     ("rows by columns", product({0: t(24, 16)[:, :9].T}), "rows of A that lies by", "got 9"),

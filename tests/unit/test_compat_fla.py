@@ -88,6 +88,13 @@ def test_retention_refuses(function: Callable[..., Any], name: str, value: Any) 
         function(*make(*[(1, 5, 4, 16)] * 3), **{name: value})
 
 
+def test_heads_before_tokens_are_to_be_transposed() -> None:
+    q, k, v = make(*[(1, 5, 4, 16)] * 3)
+    with pytest.raises(UnsupportedArgumentError, match="transpose q, k, v and o") as caught:
+        fla.chunk_retention(q, k, v, head_first=True)
+    assert "layout" not in str(caught.value)
+
+
 def test_arguments_of_retention_are_the_packages_in_its_order() -> None:
     def options(function: Callable[..., Any]) -> dict[str, Any]:
         parameters = inspect.signature(function).parameters

@@ -294,6 +294,22 @@ def test_a_cache_keeps_no_history_of_what_was_appended() -> None:
         o.sum().backward()
 
 
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_what_is_appended_asks_for_a_gradient_too(name: str) -> None:
+    q, k, v = (x.detach() for x in make_three(1, 1))
+    asking = {"k": k, "v": v}[name].requires_grad_()
+    caches = make_caches(int32(2, 3, 4))
+    call: dict[str, Any] = {"cache_seqlens": int32(2, 3, 4), "return_softmax_lse": True}
+    o, lse = flash_attn.flash_attn_with_kvcache(q, *caches, k, v, **call)
+    with pytest.raises(UnsupportedProblemError, match="flash_attn_with_kvcache has no backward"):
+        torch.autograd.grad(o.sum(), asking)
+    with torch.no_grad():
+        same, _ = flash_attn.flash_attn_with_kvcache(q, *caches, k, v, **call)
+    assert torch.equal(same, o)
+    assert not lse.requires_grad
+    assert not same.requires_grad
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -83,6 +83,14 @@ def test_sdpa_follows_autocast() -> None:
     assert three[0].grad is not None
 
 
+def test_sdpa_of_tensors_without_values() -> None:
+    three = [torch.empty(2, 4, n, 16, dtype=torch.float16, device="meta") for n in (7, 9, 9)]
+    o = sdpa.scaled_dot_product_attention(*three, is_causal=True)
+    assert (o.shape, o.device.type, o.dtype) == (three[0].shape, "meta", torch.float16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which is of no other device
+        assert sdpa.scaled_dot_product_attention(*three).dtype == torch.float16
+
+
 @pytest.mark.parametrize("shape", [(7, 5), (1, 1, 5), (2, 1, 7, 5), (2, 4, 7, 5)])
 @pytest.mark.parametrize("kind", [torch.bool, torch.float16])
 def test_masks(shape: tuple[int, ...], kind: torch.dtype) -> None:

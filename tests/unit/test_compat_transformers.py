@@ -243,6 +243,8 @@ def test_without_modules_is_causal_a_keyword_decides() -> None:
         ({"block_indices": torch.zeros(1)}, "block_indices must be None"),
         ({"output_attentions": True}, "output_attentions must be False"),
         ({"attention_mask": LEFT}, r"must have 4 dimensions, got \(3, 24\)"),
+        ({"attention_mask": LEFT.to_sparse()}, "attention_mask must be a dense strided tensor"),
+        ({"cu_seq_lens_q": ENDS.to_sparse()}, "cu_seq_lens_q must be a dense strided tensor"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -251,6 +253,12 @@ def test_what_is_not_served_is_refused(options: dict[str, Any], message: str) ->
     options = {"attention_mask": None} | options
     with pytest.raises(UnsupportedProblemError, match=message):
         compat.attention(torch.nn.Module(), q, q, q, **options)
+
+
+def test_tensors_without_values_give_one() -> None:
+    q = torch.empty(3, 4, 24, 16, dtype=BF16, device="meta")
+    o, _ = compat.attention(torch.nn.Module(), q, q, q, None)
+    assert (o.shape, o.device.type, o.dtype) == ((3, 24, 4, 16), "meta", BF16)
 
 
 def test_a_transformers_with_other_masks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from attention_autotuner import flash_attn_func
-from attention_autotuner.errors import UnsupportedArchitectureError, UnsupportedProblemError
+from attention_autotuner import (
+    Decay,
+    flash_attn_func,
+    matmul,
+    retention_func,
+    retnet_attn_func,
+    settings,
+)
+from attention_autotuner.compat import fla
+from attention_autotuner.errors import (
+    SettingsError,
+    UnsupportedArchitectureError,
+    UnsupportedProblemError,
+)
 
 GOOD: dict[str, tuple[int, ...]] = {"q": (2, 4, 6, 16), "k": (2, 2, 5, 16), "v": (2, 2, 5, 24)}
 
@@ -169,3 +185,47 @@ def test_forward_mode_is_refused_rather_than_dropped() -> None:
         with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
             call(q=dual)
         assert call().shape == (2, 4, 6, 24)
+
+
+CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "attention": lambda x: flash_attn_func(x, x, x),
+    "retention": lambda x: retention_func(x, x, x),
+    "retnet": lambda x: retnet_attn_func(x, x, x, Decay()),
+    "gemm": lambda x: matmul(x[0, 0], x[0, 0]),
+    "fla": lambda x: fla.chunk_retention(x, x, x),
+    "compiled": torch.compile(lambda x: retention_func(x, x, x)[0], backend="aot_eager"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_wrong_settings_are_refused_by_calls_on_the_cpu(
+    call: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.zeros(1, 16, 16, 16, dtype=torch.float16)
+    call(x)
+    with monkeypatch.context() as environment:
+        environment.setenv(settings.PREFIX + "FOO", "1")
+        with pytest.raises(SettingsError):
+            settings.reload()
+        with pytest.raises(SettingsError, match="there is no such setting"):
+            call(x)
+    call(x)
+
+
+QUIET = """
+import torch
+from attention_autotuner import Decay, flash_attn_func, matmul, retention_func, retnet_attn_func
+x = torch.zeros(1, 16, 16, 16, dtype=torch.float16)
+retention_func(x, x, x), retnet_attn_func(x, x, x, Decay()), matmul(x[0, 0], x[0, 0]), flash_attn_func(x, x, x)
+"""
+
+
+@pytest.mark.parametrize(("level", "lines"), [("error", 0), ("warning", 4)])
+def test_the_log_level_holds_for_every_operation_on_the_cpu(level: str, lines: int) -> None:
+    variables = {**os.environ, settings.PREFIX + "LOG_LEVEL": level}
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], env=variables, capture_output=True, text=True, check=True
+    )
+    said = [line for line in done.stderr.splitlines() if "tensors on the CPU" in line]
+    assert len(said) == lines
+    assert all(line.startswith("attention_autotuner.") for line in said)

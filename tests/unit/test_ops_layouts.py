@@ -139,6 +139,26 @@ def test_each_function_notices(caplog: pytest.LogCaptureFixture, call: Call) -> 
     assert notices(caplog, lambda: call(x, x, x)) == 1
 
 
+@pytest.mark.parametrize(
+    "bent",
+    [
+        {"window_size": (3, 0)},
+        {"softcap": 3.0},
+        {"alibi_slopes": torch.ones(64)},
+        {"sinks": torch.ones(64)},
+        {"causal": True, "seqlens_k": torch.ones(1, dtype=torch.int32)},
+    ],
+    ids=lambda x: next(iter(x)),
+)
+def test_changed_scores_leave_the_notice(
+    caplog: pytest.LogCaptureFixture, bent: dict[str, Any]
+) -> None:
+    x = torch.zeros(1, 64, 4, 8).half()
+    assert notices(caplog, lambda: flash_attn(x, x, x, **bent)) == 1
+    views = [x.transpose(1, 2).contiguous().transpose(1, 2)] * 3
+    assert notices(caplog, lambda: flash_attn(*views, **bent)) == 0
+
+
 def test_views_of_bshd_are_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.zeros(1, 8, 64, 16).half()
     assert notices(caplog, lambda: flash_attn(x, x, x, layout="bshd")) == 0

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import attention_autotuner
-from attention_autotuner import flash_attn_func
+from attention_autotuner import flash_attn_func, retention_func
 from attention_autotuner.api.attention import modified
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.shared import launch
@@ -128,6 +128,18 @@ def test_the_ops_pass_opcheck_and_compile() -> None:
     assert torch.equal(compiled(*three, **VALUES["all"]), packed(*three, **VALUES["all"]))
 
 
+def test_compiled_calls_follow_lengths_and_numbers() -> None:
+    def call(q: torch.Tensor, ends: torch.Tensor, most: int, number: int) -> torch.Tensor:
+        o = flash_attn_varlen_func(q, q, q, ends, ends, most, most, softcap=number, causal=True)
+        return o + retention_func(q[None], q[None], q[None], scale=number)[0][0]
+
+    q = torch.randn(9, 4, 8, generator=torch.Generator().manual_seed(1)).half()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for most, number in ((5, 10), (7, 20), (6, 30)):
+        ends = torch.tensor([0, 9 - most, 9], dtype=torch.int32)
+        assert torch.equal(compiled(q, ends, most, number), call(q, ends, most, number))
+
+
 def test_gradients_can_be_differentiated_again() -> None:
     leaves = [x.requires_grad_() for x in make()]
     seconds = []
@@ -169,7 +181,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"attn_mask": torch.ones(1)}, "has no attn_mask"),
     ({"seqlens_k": torch.ones(1)}, "has no seqlens_k.*cu_seqlens_q"),
     ({"dropout_p": 0.1}, "has no dropout_p"),
-    ({"device_type": 0.0}, "device_type must be"),
+    ({"device_type": 0.0}, "device_type must be .* the eighth argument of flash_attn's function"),
 ]
 
 

@@ -25,6 +25,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import (
     ToolchainError,
     UnsupportedArchitectureError,
+    UnsupportedArgumentError,
     UnsupportedProblemError,
     UntunedError,
 )
@@ -163,6 +164,35 @@ def test_the_calls_of_a_model_are_noted_and_not_computed(
     assert not planning._RECORDED
 
 
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_parameters_that_a_callable_finds_by_itself_are_differentiated(
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warming, "_build_together", lambda wanted: None)
+    layer, x = Layer(), torch.randn(1, 2, 7, 16, dtype=torch.float16)
+    before = torch.ones((), requires_grad=True)
+    between = before.exp()  # its graph is the caller's, and stays
+    with serve_fakes(fake_kernel, monkeypatch):
+        problems = warming.warmup(lambda x, y: (layer(x), y.half()), x, between, backward=True)
+    assert [problem.direction for problem in problems] == ["forward", "backward"]
+    assert layer.scale.grad is None
+    between.backward()
+    assert before.grad is not None
+
+
+def test_a_backward_pass_needs_something_to_differentiate() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    assert warming.warmup(lambda: weight, backward=True) == ()
+    assert weight.grad is None
+    for result, words in (
+        (torch.ones(3), r"got Tensor \[3\]"),
+        (None, "got None"),
+        ([], r"got \["),
+    ):
+        with pytest.raises(UnsupportedArgumentError, match=f"backward=True needs .*{words}"):
+            warming.warmup(lambda result=result: result, backward=True)
+
+
 @pytest.mark.parametrize("of_torch", [AssertionError("no CUDA"), RuntimeError("no driver")])
 def test_a_file_is_read_first_and_then_wants_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path, of_torch: Exception
@@ -177,5 +207,5 @@ def test_a_file_is_read_first_and_then_wants_a_gpu(
         warming.warmup(tmp_path / "absent.jsonl")
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text("{")
-    with pytest.raises(UnsupportedProblemError, match="must hold JSON problems"):
+    with pytest.raises(UnsupportedProblemError, match=r"damaged\.jsonl:1: it must be JSON"):
         warming.warmup(damaged)

@@ -18,6 +18,7 @@ from .tensors import check_tensor, readable
 
 _OFF = {
     **RETENTION,
+    "head_first": Off(False, "transpose q, k, v and o to [batch, seqlen, heads, dim]"),
     "output_attentions": Off(False),
     "reverse": Off(False, "flip q, k, v and o in time"),
     "transpose_state_layout": Off(False, "transpose the states"),

@@ -73,7 +73,7 @@ def flash_attn_func(
     check_rank("q", q, 4)
     named = _bent(q, window_size, softcap, alibi_slopes)
     named |= {"layout": "bshd", "causal": causal, "return_lse": return_attn_probs}
-    named["deterministic"] = deterministic or None
+    named["deterministic"] = None if deterministic is False else deterministic
     result = of_any_dims(api.flash_attn_func, 4, q, k, v, softmax_scale, **named)
     return (*result, q.new_empty(0)) if return_attn_probs else result
 
@@ -118,7 +118,7 @@ def flash_attn_with_kvcache(
         k_cache: ``[batch, seqlen_cache, heads_kv, dim]``, as is v_cache.
         v_cache: see k_cache.
         k: ``[batch, seqlen_new, heads_kv, dim]``, copied into k_cache from ``cache_seqlens`` on, where it must fit; v
-            likewise.
+            likewise. The caches must then share no memory among their elements, as expanded ones do.
         v: see k.
         rotary_cos: must be None.
         rotary_sin: must be None.
@@ -166,10 +166,11 @@ def flash_attn_with_kvcache(
     named |= {"seqlens_k": lengths, "starts_k": cache_leftpad}
     with torch.no_grad():  # or it would be packed, which has a gradient and takes longer
         results = of_any_dims(api.flash_attn_func, 4, q, k_cache, v_cache, softmax_scale, **named)
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k_cache, v_cache))):
+    inputs = [x for x in (q, k_cache, v_cache, k, v) if x is not None]
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)):
         return results
     o, *others = results if return_softmax_lse else (results,)
-    o = _NoGradient.apply(o, q, k_cache, v_cache)  # type: ignore[no-untyped-call]  # torch's own
+    o = _NoGradient.apply(o, *inputs)  # type: ignore[no-untyped-call]  # torch's own
     return (o, *others) if return_softmax_lse else o
 
 
@@ -253,7 +254,7 @@ def flash_attn_varlen_func(
         window_size=_window(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
+        deterministic=None if deterministic is False else deterministic,
         return_lse=return_attn_probs,
     )
     return (*result, q.new_empty(0)) if return_attn_probs else result

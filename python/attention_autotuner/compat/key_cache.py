@@ -59,6 +59,11 @@ def check_caches(
         for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
             shape = (*k.shape[:2], *cache.shape[2:])
             checks.check_like(name, x, shape, cache.dtype, cache.device)
+            if _overlaps(cache):
+                raise UnsupportedProblemError(
+                    f"{name}_cache must have memory of its own for each element where new keys are written, got "
+                    f"the strides {tuple(cache.stride())} for {tuple(cache.shape)}: clone it"
+                )
     if key is not None:
         _FITTING.remember(key, True)
 
@@ -70,12 +75,23 @@ def _kind_of(*tensors: Any) -> Any:
     kinds: list[Any] = []
     for x in tensors:
         if type(x) in plain.PLAIN_TYPES and x.layout is torch.strided and not x.is_nested:
-            kinds.append((x.shape, x.dtype, x.device, x.dim() and x.stride(-1)))
+            kinds.append((x.shape, x.dtype, x.device, x.stride()))
         elif x is None or type(x) is int:
             kinds.append(type(x))
         else:
             return None
     return tuple(kinds)
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    """Return True where elements of a tensor may share memory, as those of an expanded one do."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def lengths_of(q: torch.Tensor, lengths: Any, new: int, size: int) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from ..api.shared import checks
 from ..api.shared.options import ATTENTION, as_float, refuse_others
 from ..core.operation import require
 from ..errors import UnsupportedProblemError
-from .tensors import check_tensor, of_any_dims
+from .tensors import autocast_dtype, check_tensor, of_any_dims
 
 
 def scaled_dot_product_attention(
@@ -61,9 +61,8 @@ def scaled_dot_product_attention(
     for name, x in zip(("query", "key", "value"), tensors, strict=True):
         check_tensor(name, x)
         require(x.dim() >= 2, f"{name} must have 2 dimensions or more, got {list(x.shape)}")
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(query.device.type)
+    if dtype is not None:
         tensors = [x if x.dtype == torch.float64 else x.to(dtype) for x in tensors]
     mask: Any = {"causal": is_causal, "causal_alignment": "top_left"}
     # Heads are broadcast like batches, unless they are grouped.

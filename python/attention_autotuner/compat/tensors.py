@@ -13,13 +13,14 @@ from ..errors import UnsupportedProblemError
 
 
 def check_tensor(name: str, x: object) -> None:
-    """Check that an argument is a tensor.
+    """Check that an argument is a tensor in strided memory: others may have no shape or strides to ask for.
 
     Raises:
         UnsupportedProblemError: it is not.
     """
     if not isinstance(x, torch.Tensor):  # first, as the message takes longer than the check
         raise UnsupportedProblemError(f"{name} must be a tensor, got {checks.shown(x)}")
+    checks.check_layout(name, x)
 
 
 def check_rank(name: str, x: torch.Tensor, ndim: int) -> None:
@@ -34,7 +35,14 @@ def check_rank(name: str, x: torch.Tensor, ndim: int) -> None:
 
 def readable(x: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its last dim is dense, else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype that autocast gives to tensors on a kind of device; None where it is off, or knows no such device."""
+    if device_type not in ("cuda", "cpu") or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
 
 
 def of_any_dims(

@@ -31,7 +31,7 @@ from ..api.shared import checks
 from ..core.operation import require
 from ..core.problem import NO_WINDOW
 from ..errors import UnsupportedProblemError
-from .tensors import of_any_dims
+from .tensors import autocast_dtype, check_tensor, of_any_dims
 
 if "q_length" not in inspect.signature(sdpa_mask).parameters:
     raise ImportError(
@@ -116,10 +116,14 @@ def attention(
             )
     if options.get("output_attentions"):
         raise UnsupportedProblemError(f"{NAME}: output_attentions must be False, got True")
+    tensors = {"attention_mask": attention_mask, "s_aux": s_aux}
+    tensors |= {"cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k}
+    for name, x in tensors.items():
+        if x is not None:
+            check_tensor(f"{NAME}: {name}", x)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    device = query.device.type
-    if torch.is_autocast_enabled(device):  # rotary embeddings leave query and key in fp32 then
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(query.device.type)
+    if dtype is not None:  # rotary embeddings leave query and key in fp32 then
         query, key, value = (x.to(dtype) for x in (query, key, value))
     side = None if sliding_window is None else sliding_window - 1
     named: dict[str, Any] = {

@@ -9,7 +9,7 @@ import torch
 
 from ...arch import Policy
 from ...core.operation import require
-from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment, is_integer
+from ...core.problem import NO_WINDOW, CausalAlignment
 from ...serving.pinning import Config
 from ..shared import checks, interop, options, plain
 from ..shared.options import Off
@@ -98,7 +98,7 @@ def flash_attn_varlen_func(
         results = plain.without_default_device(flash_attn_varlen_func, **locals())
         if results is not NotImplemented:
             return results
-    options.refuse_number("flash_attn_varlen_func", device_type)
+    options.refuse_number("flash_attn_varlen_func", device_type, "eighth")
     options.refuse_others(flash_attn_varlen_func, others, OTHERS)
     optional = {"alibi_slopes": alibi_slopes, "bias": bias, "sinks": sinks}
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
@@ -124,10 +124,7 @@ def flash_attn_varlen_func(
     )
     max_seqlen_q, max_seqlen_k = checks.whole(max_seqlen_q), checks.whole(max_seqlen_k)
     for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        require(
-            is_integer(length) and 0 <= length <= MAX_EXTENT,
-            f"{name} must be an integer from 0 to 2**30, got {checks.shown(length)}",
-        )
+        checks.check_longest(name, length)
     left, right = attention_checks.check_window(window_size)
     causal = causal or right == 0
     window = (left, -1 if causal else right)

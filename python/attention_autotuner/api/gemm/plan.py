@@ -11,6 +11,7 @@ from ... import settings
 from ...core.operation import require
 from ...core.problem import DIM_MULTIPLE, Problem
 from ...operations.gemm.problem import of_sizes
+from ...operations.shared.blocks import full_precision
 from ...serving import dispatch
 from ..shared import checks, launch, planning
 from ..shared.plain import Gradient, settings_of
@@ -100,6 +101,11 @@ def problem_of(call: Call) -> Problem | None:
     if 0 in (m, k, n):
         return None
     operands: Any = lies("a", a) + lies("b", b)
+    for name, size in (("k", k), ("n", n)):  # as a caller knows them
+        require(
+            size % DIM_MULTIPLE == 0,
+            f"{name} must be a positive multiple of {DIM_MULTIPLE}, got {size}",
+        )
     return of_sizes(m, n, k, dtype=checks.DTYPE_NAMES[a.dtype], operands=operands)
 
 
@@ -113,7 +119,7 @@ def _plan(call: Call) -> launch.Plan | launch.ReferencePlan:
         views = {name: x if side == "n" else x.mT for (name, x), side in pairs}
 
     def by_reference(*read: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [torch.mm(*read)]
+        return [_product(*read)]
 
     return planning.plan_of(
         problem,
@@ -127,7 +133,13 @@ def _plan(call: Call) -> launch.Plan | launch.ReferencePlan:
 
 def _on_cpu(call: Call) -> torch.Tensor:
     problem_of(call)  # what no kernel takes is refused here, too
-    return torch.mm(call.a, call.b)
+    return _product(call.a, call.b)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """PyTorch's product, in the dtype of its operands under autocast, too."""
+    with full_precision():
+        return torch.mm(a, b)
 
 
 def _fake(call: Call) -> torch.Tensor:

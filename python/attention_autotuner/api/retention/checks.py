@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.operation import require
-from ...core.problem import FORMS, MAX_EXTENT, Form, Problem, bucket_seqlen, is_integer
+from ...core.problem import FORMS, Form, Problem, bucket_seqlen
 from ...errors import UnsupportedProblemError
 from ...operations.retention.problem import PACKED_FORMS
 from ..shared import checks, gammas, options
@@ -101,20 +101,6 @@ def check_scale(scale: float | None) -> None:
         raise UnsupportedProblemError(f"scale must be positive and finite in fp32, got {scale}")
 
 
-def check_longest(longest: int | torch.SymInt | None) -> None:
-    """Check a greatest length of sequences.
-
-    Raises:
-        UnsupportedProblemError: it is neither None nor an integer from 0 to 2**30.
-    """
-    fine = longest is None or (is_integer(longest) and 0 <= longest <= MAX_EXTENT)
-    # The text only here, as torch.compile cannot put a symbolic length into one.
-    if not fine:
-        raise UnsupportedProblemError(
-            f"max_seqlen must be None or an integer from 0 to 2**30, got {checks.shown(longest)}"
-        )
-
-
 def check_form(form: object) -> None:
     """Check a form.
 
@@ -172,7 +158,7 @@ def check_packing(call: Forward | Backward) -> None:
     )
     checks.check_like("cu_seqlens", ends, ends.shape, torch.int32, q.device)
     require(ends.is_contiguous(), f"cu_seqlens must be contiguous, got a stride of {ends.stride()}")
-    check_longest(longest)
+    checks.check_longest("max_seqlen", longest, optional=True)
     form = call.form if isinstance(call, Forward) else "auto"
     require(
         form in PACKED_FORMS,

@@ -110,7 +110,7 @@ def retention_func(
         or max_seqlen is not None
     ):
         max_seqlen = checks.whole(max_seqlen)
-        retention_checks.check_longest(max_seqlen)
+        checks.check_longest("max_seqlen", max_seqlen, optional=True)
         scale = retention_checks.check_types(scale, form, output_final_state, inplace_state)
     if layout is not options.BHSD or not (
         isinstance(q, torch.Tensor)

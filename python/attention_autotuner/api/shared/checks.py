@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from ...core.operation import require
-from ...core.problem import DType, Problem
+from ...core.problem import MAX_EXTENT, DType, Problem, is_integer
 from ...errors import UnsupportedProblemError
 from .plain import is_plain, notice
 
@@ -100,11 +100,28 @@ def check_some_gradient(result: str, *gradients: torch.Tensor | None) -> None:
 
 def shown(value: object) -> str:
     """A value for a message: arrays by type and shape only, whose elements may lie on a GPU."""
+    if getattr(value, "is_nested", False):
+        return "nested tensor"  # which may have no shape
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, type):
         return f"{type(value).__name__} {list(shape)}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_longest(name: str, length: object, *, optional: bool = False) -> None:
+    """Check a greatest length of packed sequences.
+
+    Raises:
+        UnsupportedProblemError: it is no integer from 0 to 2**30, nor None where that is allowed.
+    """
+    fine = is_integer(length) and 0 <= cast(int, length) <= MAX_EXTENT
+    # The text only here, as torch.compile cannot put a symbolic length into one.
+    if not (fine or (optional and length is None)):
+        allowed = "None or an integer" if optional else "an integer"
+        raise UnsupportedProblemError(
+            f"{name} must be {allowed} from 0 to 2**30, got {shown(length)}"
+        )
 
 
 def check_layout(name: str, x: torch.Tensor) -> None:
@@ -113,11 +130,9 @@ def check_layout(name: str, x: torch.Tensor) -> None:
     Raises:
         UnsupportedProblemError: it is sparse, nested or of another layout.
     """
-    require(
-        x.layout == torch.strided and not x.is_nested and not x.is_quantized,
-        f"{name} must be a dense strided tensor, got "
-        + ("nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)),
-    )
+    if not (x.layout == torch.strided and not x.is_nested and not x.is_quantized):
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)
+        raise UnsupportedProblemError(f"{name} must be a dense strided tensor, got {kind}")
 
 
 def check_layouts(named: Mapping[str, torch.Tensor | None]) -> None:

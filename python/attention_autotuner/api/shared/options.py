@@ -80,15 +80,20 @@ def refuse_others(
             )
 
 
-def refuse_number(function: str, device_type: object) -> None:
+def refuse_number(function: str, device_type: object, place: str = "fourth") -> None:
     """Refuse a number in the place of ``device_type``.
 
+    Args:
+        function: that was called.
+        device_type: its argument.
+        place: of the argument.
+
     Raises:
-        UnsupportedArgumentError: it is one, as flash_attn's fourth argument, ``dropout_p``, is.
+        UnsupportedArgumentError: it is one, as flash_attn's argument there, ``dropout_p``, is.
     """
     if isinstance(device_type, Real):
         raise UnsupportedArgumentError(
-            f"device_type must be a policy, its class, its name or None, got {device_type!r}: the fourth argument "
+            f"device_type must be a policy, its class, its name or None, got {device_type!r}: the {place} argument "
             f"of flash_attn's function is dropout_p, that of {function} is device_type"
         )
 
@@ -114,6 +119,8 @@ def as_float(name: str, value: object, also: str = "") -> float:
         number = value.item() if value.dim() == 0 else value
     elif isinstance(value, float):
         return value  # torch.compile traces one that changes, but no question about its attributes
+    elif isinstance(value, int) and not isinstance(value, bool):
+        return checks.to_float(value)
     elif getattr(value, "shape", None) == () and hasattr(value, "__dlpack_device__"):
         number = number.item() if number.__dlpack_device__()[0] == CPU_MEMORY else number
     require(

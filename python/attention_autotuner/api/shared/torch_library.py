@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 import torch
 
+from ... import settings
 from ...core.problem import Form
 from ...errors import UnsupportedArgumentError
 from ...serving import pinning
@@ -139,6 +140,7 @@ def define(
         return lambda *fields: function(arguments(*fields))
 
     def on_cpu(*fields: Any) -> Any:
+        settings.current()  # wrong ones are refused, and the logger has their level, before anything is done
         call, op = arguments(*fields), name.partition("_")[0]
         if pinning.split(call.device_type)[1]:
             raise UnsupportedArgumentError(

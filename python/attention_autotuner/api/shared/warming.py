@@ -19,7 +19,7 @@ from ...core.problem import Problem
 from ...errors import UnsupportedArchitectureError, UnsupportedArgumentError
 from ...serving import dispatch, pinning
 from ...serving.untuned import read_problems
-from . import launch, planning
+from . import checks, launch, planning
 from .planning import Asked
 
 
@@ -39,7 +39,8 @@ def warmup(
     Args:
         target: a callable, or a file of problems, as ``UNTUNED_LOG`` writes it.
         inputs: of the callable.
-        backward: differentiate what it returns, too, by its parameters and inputs; their ``grad`` stays as it is.
+        backward: differentiate what it returns, too, by its inputs and all parameters that it depends on; their
+            ``grad`` stays as it is.
         device_type: of a file: for which GPU; None is the present one.
 
     Returns:
@@ -47,9 +48,9 @@ def warmup(
 
     Raises:
         UnsupportedArgumentError: a file has inputs or a backward pass, or a callable a device type; the target is
-            neither.
+            neither; nothing that the callable returns has a gradient for a backward pass.
         OSError: the file cannot be read.
-        UnsupportedProblemError: the file holds something else than problems.
+        ProblemFileError: the file holds something else than problems.
         UnsupportedArchitectureError: there is no GPU.
         NoCandidateError, UntunedError, ToolchainError, StoreError, BuildError, ArtifactError: as a call.
     """
@@ -92,12 +93,36 @@ def _recorded(call: Callable[..., Any], inputs: tuple[Any, ...], *, backward: bo
         result = call(*inputs)
         if backward:
             outputs = [x for x in _tensors(result) if x.requires_grad]
-            owned = call.parameters() if isinstance(call, torch.nn.Module) else ()
-            leaves = [x for x in (*owned, *_tensors(inputs)) if x.requires_grad]
+            if not outputs:
+                raise UnsupportedArgumentError(
+                    "backward=True needs a callable that returns tensors that require a gradient, got "
+                    f"{checks.shown(result)}"
+                )
+            leaves = _sources(outputs, [x for x in _tensors(inputs) if x.requires_grad])
             torch.autograd.grad(
                 outputs, leaves, [torch.zeros_like(x) for x in outputs], allow_unused=True
             )
     return list(dict.fromkeys(recorded))
+
+
+def _sources(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs, and the leaves of autograd's graph that outputs have a gradient by; none from before the inputs."""
+    sources = {id(x): x for x in inputs}
+    seen = {x.grad_fn for x in inputs}
+    nodes: list[Any] = []
+    for x in outputs:
+        if x.grad_fn is None:
+            sources[id(x)] = x
+        nodes.append(x.grad_fn)
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":  # torch's own, to a leaf's ``grad``
+            sources[id(node.variable)] = node.variable
+        nodes += [following for following, _ in node.next_functions]
+    return list(sources.values())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -112,13 +113,38 @@ class Blocks:
         return s.masked_fill(empty, 0.0), empty
 
 
+class _WithoutTf32:
+    """The program's TF32 setting, put off while at least one thread computes; torch has one for all threads."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, ""
+
+    def __enter__(self) -> None:
+        matmul = torch.backends.cuda.matmul
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and matmul.fp32_precision == "tf32":
+                # A setting that is inherited reads as that of all products, and is to be inherited again.
+                inherited = torch._C._get_fp32_precision_getter("cuda", "all") == "tf32"
+                self._before = "none" if inherited else "tf32"
+                matmul.fp32_precision = "ieee"
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._before:
+                torch.backends.cuda.matmul.fp32_precision, self._before = self._before, ""
+
+
+_WITHOUT_TF32 = _WithoutTf32()
+
+
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Keep fp32 products out of TF32, whatever the program chose for its own."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "ieee"
-    try:
+    """Keep fp32 products out of TF32 and of autocast, whatever the program chose for its own."""
+    with (
+        torch.autocast("cuda", enabled=False),
+        torch.autocast("cpu", enabled=False),
+        _WITHOUT_TF32,
+    ):
         yield
-    finally:
-        matmul.fp32_precision = before
