@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ..core.candidate import Candidate, Family, Rejection
 from ..core.problem import Problem
-from ..errors import NoCandidateError, UnsupportedArchitectureError
+from ..errors import NoKernelError, UnsupportedArchitectureError
 from .spec import ArchSpec
 
 FAMILIES: tuple[Family, ...] = ("sm90", "sm80")  # in the order in which they are tried
@@ -76,11 +76,24 @@ class Policy:
         """The candidates alone."""
         return [entry for entry in self.candidates(problem) if isinstance(entry, Candidate)]
 
-    def default(self, problem: Problem) -> Candidate:
-        """The candidate that serves a problem without tuning: the first row of the default table that is legal here.
+    def served(self, problem: Problem) -> list[Candidate]:
+        """The legal candidates, and the default that a call takes, which is of rounded lengths and may be another."""
+        legal, default = self.legal(problem), self.untuned(problem)
+        return legal if default in legal else [*legal, default]
+
+    def untuned(self, problem: Problem) -> Candidate:
+        """The candidate that serves a call without tuning: the default for the rounded lengths of its problem.
 
         Raises:
-            NoCandidateError: nothing in the space is legal on this GPU.
+            NoKernelError: nothing in the space is legal on this GPU.
+        """
+        return self.default(problem.rounded())
+
+    def default(self, problem: Problem) -> Candidate:
+        """The candidate for exactly these lengths: the first row of the default table that is legal here.
+
+        Raises:
+            NoKernelError: nothing in the space is legal on this GPU.
         """
         from ..kernels import registry
 
@@ -89,7 +102,14 @@ class Policy:
             return chosen
         for candidate in self.legal(problem):
             return candidate
-        raise NoCandidateError(f"no candidate of {self!r} is legal for {problem.describe()}")
+        op, direction = problem.op, problem.direction
+        known = registry.families(op, direction)
+        if set(known).isdisjoint(self.families):
+            raise NoKernelError(
+                f"no kernel of {self.spec.name} computes {op} {direction}: it runs kernels of "
+                f"{', '.join(self.families)}, and {op} {direction} has those of {', '.join(known)}"
+            )
+        raise NoKernelError(f"no candidate of {self.spec.name} is legal for {problem.describe()}")
 
     def on(self, compute_capability: tuple[int, int]) -> Policy:
         """The policy with the families that a GPU of some capability runs: itself where it runs all."""

@@ -86,7 +86,7 @@ def select(problem: Problem, policy: Policy) -> Selection:
         problem=problem,
         pick=pick.candidate,
         layer=pick.layer,
-        default=policy.default(problem.rounded()),
+        default=policy.untuned(problem),
     )
 
 

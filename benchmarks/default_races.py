@@ -97,7 +97,7 @@ def regrets(
 
 def default_of(policy: Policy) -> Callable[[Problem], str]:
     """The label of the default's knobs, as a call has it."""
-    return lambda problem: policy.default(problem.rounded()).knobs.label
+    return lambda problem: policy.untuned(problem).knobs.label
 
 
 def fit(races: Iterable[Race], plan: Plan, *, causal: bool, sms: int) -> Costs:

@@ -27,7 +27,7 @@ from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.errors import NoCandidateError
+from attention_autotuner.errors import NoCandidateError, UnsupportedArchitectureError
 from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.tuning.class_pools import ClassKey, class_of
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
@@ -61,7 +61,7 @@ PROBLEMS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build every sample in one batch, then verify and race class by class."""
+    """Build every sample in one batch, then verify and race class by class; answers 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device-type", help="a policy's name; the present GPU's by default")
     parser.add_argument("--cache-dir", type=Path, help="kernels and records; the setting's")
@@ -81,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
     changes = {name: value for name, value in changes.items() if value is not None}
     with settings_module.override(**changes) as settings:
-        policy = resolve(options.device_type)
+        try:
+            policy = resolve(options.device_type)
+        except UnsupportedArchitectureError as error:
+            say(str(error))
+            return 2
         known = list(evidence(options.output).values())
         done = {record.measured_problem for record in known}
         words = set(options.only)
@@ -96,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if not pipeline.can_measure():
             say("no GPU here: nothing can be measured")
-            return 1
+            return 2
         records = RecordStore(settings.cache_dir / "records")
         for searched in measured(samples, policy, pipeline, records, options.seconds, say):
             known += searched
@@ -106,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def sample_of(problem: Problem, policy: Policy, size: int, seed: int) -> list[Candidate]:
     """The candidates that are measured for a problem."""
-    return sample(ranked(problem, policy), policy.default(problem), size=size, seed=seed)
+    return sample(ranked(problem, policy), policy.untuned(problem), size=size, seed=seed)
 
 
 def measured(

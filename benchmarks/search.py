@@ -64,7 +64,7 @@ def search(
         KeyboardInterrupt: timing was interrupted; what was recorded before stays.
     """
     say(f"{sum(map(len, pool_of.values()))} kernels for {len(problems)} problems")
-    defaults = {policy.default(problem) for problem in problems}
+    defaults = {policy.untuned(problem) for problem in problems}
     engine = Engine(policy=policy, pipeline=pipeline, records=records, fresh=True)
     results = built_of((c for pool in pool_of.values() for c in pool), pipeline, telling(say))
     digests = source_digests(results)
@@ -82,7 +82,7 @@ def search(
         rows = [row_of[candidate] for candidate in pool_of[class_of(problem)]]
         if problem.deterministic:
             rows = [row for row in rows if row.candidate.deterministic]
-        default = policy.default(problem)
+        default = policy.untuned(problem)
         raced, interrupted = engine.race(problem, rows, seconds)
         if interrupted:
             raise KeyboardInterrupt

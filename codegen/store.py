@@ -27,7 +27,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -282,14 +282,18 @@ class Store:
                 if (entry := entries.describe(path, state)) is not None
             ]
 
-    def rm(self, pattern: str) -> list[Entry]:
+    def rm(self, pattern: str, alias: Callable[[str], str] = str) -> list[Entry]:
         """Remove the entries whose candidate name or ``<name>.<digest16>`` matches a shell pattern.
+
+        Args:
+            pattern: of the whole name.
+            alias: another name of a candidate that may match in its place.
 
         Returns:
             What was removed.
         """
         matches = re.compile(fnmatch.translate(pattern)).match
-        chosen = [e for e in self.ls() if matches(e.name) or matches(e.path.name)]
+        chosen = [e for e in self.ls() if any(map(matches, (e.name, e.path.name, alias(e.name))))]
         return self._remove(chosen)
 
     def verify(self) -> list[tuple[Entry, str]]:

@@ -19,6 +19,10 @@ class UnsupportedArgumentError(UnsupportedProblemError, TypeError):
     """An argument that the function does not have, or that has no business in its place; the message names both."""
 
 
+class ProblemFileError(UnsupportedProblemError):
+    """A file of problems holds something else; the message names the file, the line and the field."""
+
+
 class UnknownCandidateError(UnsupportedProblemError):
     """The ``config`` of a call names no candidate of its problem; the message lists names near it."""
 
@@ -85,6 +89,10 @@ class SettingsError(AttentionAutotunerError, ValueError):
 
 class NoCandidateError(AttentionAutotunerError, RuntimeError):
     """A search ended without a usable kernel; the message tabulates why each candidate fell out."""
+
+
+class NoKernelError(NoCandidateError):
+    """No kernel of a GPU computes a problem, or none of its configurations is legal there."""
 
 
 class UntunedError(AttentionAutotunerError, RuntimeError):

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from attention_autotuner import autotune, flash_attn_func, settings, tune, tune_step, warmup
+from attention_autotuner import (
+    autotune,
+    flash_attn_func,
+    listening,
+    settings,
+    tune,
+    tune_step,
+    warmup,
+)
 from attention_autotuner.errors import UnsupportedArgumentError, UnsupportedProblemError
 from attention_autotuner.settings import PREFIX, from_environment
 from tests.bad_calls import HALF, Row, calling, check_refusal, parametrize, t
@@ -227,6 +235,16 @@ SETTINGS: list[Row] = [
         ("JOBS", "0", "a positive integer"),
         ("JOBS", "2.5", "a positive integer"),
         ("JOBS", "all", "a positive integer"),
+        *(
+            (name, "~no such user/x", words)
+            for name, words in (
+                ("CACHE_DIR", "a folder that can be written"),
+                ("UNTUNED_LOG", "a file that can be written"),
+                ("CUTLASS_DIR", "a folder that holds"),
+                ("NVCC", "an nvcc executable"),
+                ("BUNDLE", "a folder that `attention-autotuner export` wrote"),
+            )
+        ),
     )
 ] + [
     ("unknown variable", env("FOO", "1"), "no such setting", "FOO='1'"),
@@ -241,6 +259,12 @@ SETTINGS: list[Row] = [
     ("override users", override(trust_owners=0), "as no text, a tuple of numbers of users", "0"),
     ("override flag", override(strict_picks=2), "or off; as no text, True or False", "2"),
     ("override folder", override(cache_dir=None), "a folder that can be written", "None"),
+    (
+        "override home",
+        override(cache_dir="~no such user/x"),
+        "cache_dir='~no such user/x'",
+        "folder",
+    ),
 ]
 TUNE: list[Row] = [
     (f"tune {name}={value}", tuning(**{name: value}), constraint, text)
@@ -248,7 +272,7 @@ TUNE: list[Row] = [
         ("op", "conv", "op must be one of", "'conv'"),
         ("direction", "sideways", "direction must be one of", "'sideways'"),
         ("dtype", "fp8", "dtype must be one of", "'fp8'"),
-        ("heads_q", 3, "heads_q must be a multiple of heads_kv", "3 and 16"),
+        ("heads_kv", 3, "heads_q must be a multiple of heads_kv", "16 and 3"),
         ("batch", 0, "batch must be at least 1", "0"),
         ("seqlen_k", 2**30 + 1, "seqlen_k must be at most 2**30", str(2**30 + 1)),
         ("dim_qk", 100, "dim_qk must be a positive multiple of 8", "100"),
@@ -259,11 +283,16 @@ TUNE: list[Row] = [
         ("mask", "decay", "mask must be 'explicit' or 'decay' for retnet", "'decay'"),
         ("device_type", "V100", "unknown device_type", "'V100'"),
         ("device_type", 3.5, "device_type must be a name", "float"),
+        ("problem", {"batch": 1}, "problem must be a Problem or None", "got dict {'batch': 1}"),
+        ("modifications", 5, "modifications must be a list of names", "got 5"),
+        ("modifications", [5], "modifications must be a list of names", "got [5]"),
     )
 ] + [
     ("tune_step op", lambda: tune_step(device_type="A100", op="conv"), "op must be", "'conv'"),
     ("tune field", tuning(seqlen=64), "a problem has no field 'seqlen'", "seqlen_q"),
     ("tune listener", tuning(listener=3), "listener must be a function of a message", "got 3"),
+    ("listening", lambda: listening(no_listener).__enter__(), "listener must be a function", "got []"),
+    ("tune_step problem", lambda: tune_step(no_listener, "A100"), "problem must be a Prob", "list []"),
     ("tune_step direction", lambda: tune_step(device_type="A100", direction="forward"),
      "a step has both directions", "direction='forward'"),
     ("tune_step listener", lambda: tune_step(device_type="A100", listener=no_listener),

@@ -23,7 +23,10 @@ from attention_autotuner.cli import (
     main,
     making,
 )
+from attention_autotuner.cli.names import short_names
+from attention_autotuner.codegen.entries import Entry
 from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.configs import candidate_from_config
@@ -303,6 +306,17 @@ def test_cache_commands_on_an_empty_cache(capsys: Capture, cache: Path) -> None:
 )
 def test_sizes_are_read_with_their_units(text: str, bytes_: int) -> None:
     assert caching.size(text) == bytes_
+
+
+def test_a_short_name_removes_its_kernel(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = resolve("A100").default(PROBLEM).name
+    said: Any = {"state": "built", "path": Path("kernel"), "size_bytes": 1, "last_used": 1.0}
+    kernel = Entry(name=name, digest16="0" * 16, **said)
+    monkeypatch.setattr(Store, "ls", lambda _: [kernel])
+    monkeypatch.setattr(Store, "_remove", lambda _, chosen: chosen)
+    (removed,) = run_json(capsys, "cache", "rm", short_names(name))["removed"]
+    assert removed["name"] == name
+    assert main(["cache", "rm", short_names(name)[:-1]]) == 1
 
 
 def test_a_negative_age_is_refused() -> None:

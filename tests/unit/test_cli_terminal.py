@@ -174,6 +174,23 @@ def test_full_tables_have_full_names_whatever_the_terminal(
     assert "of best" in text
 
 
+def test_a_narrow_terminal_shows_records_without_their_digests(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, "show", ["records", "show", "*"])
+    shown(capsys, monkeypatch, "tune", WIDTH)
+    text, roomy = (shown(capsys, monkeypatch, "show", width) for width in (WIDTH, 100 * WIDTH))
+    *table, last = text.splitlines()
+    assert last.startswith("proof, source, code: on terminals of 120 columns")
+    assert max(map(len, table)) <= WIDTH
+    assert "…" not in text
+    words = {word for line in table for word in line.split() if word.strip("─")}
+    assert words <= set(roomy.split())
+    assert "source" not in words
+    assert {"proof", "source", "code"} <= set(roomy.split())
+    assert "120 columns" not in roomy
+
+
 def test_a_narrow_table_breaks_names_and_paths_at_their_joints() -> None:
     name = "pair_keys_m64n96p6s1_dq_r128c32w4x1s2_rows"
     assert console.wrapped(f"x {name}", 24, whole=False) == [

@@ -107,6 +107,18 @@ def test_a_measured_result_is_a_ranked_table_and_the_files(capsys: Capture) -> N
     assert said.index("| pick") < said.index("| default")
 
 
+def test_a_ranking_says_its_gpu_and_why_a_default_stays_behind_lower_estimates(
+    capsys: Capture,
+) -> None:
+    flags = ["--dim-qk", "64", "--effort", "none", "--top-k", "2"]
+    assert main(["tune", "--device-type", "A100", *flags]) == 0
+    assert "the default: nothing was measured, and no estimate is" in capsys.readouterr().out
+    assert main(["tune", "--device-type", "H200", *flags, "--causal"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("attention forward fp16 b4 h16 s4096 d64 causal on H200: predicted")
+    assert "nothing was measured" not in said  # the default has the lowest one
+
+
 def test_ctrl_c_prints_the_best_so_far_and_is_status_130(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

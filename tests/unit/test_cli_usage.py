@@ -169,6 +169,14 @@ def test_errors_speak_of_options(
     assert "device_type" not in said
 
 
+@pytest.mark.parametrize("command", ["candidates", "render", "build", "why", "tune", "warmup"])
+def test_an_operation_without_kernels_is_wrong_usage(capsys: Capture, command: str) -> None:
+    assert main([command, *A100, "--op", "gemm"]) == 2
+    said = capsys.readouterr().err
+    assert "no kernel of A100 computes gemm forward" in said
+    assert "gemm forward has those of sm90" in said
+
+
 def no_gpu(*_: Any) -> None:
     raise UnsupportedArchitectureError(f"{NO_GPU}; name the architecture, e.g. device_type='A100'")
 
@@ -198,6 +206,10 @@ def test_a_command_of_the_present_gpu_is_not_told_to_name_another(
     said = capsys.readouterr().err
     assert said.endswith("cannot be loaded; this command works on the GPU of this machine alone\n")
     assert "device" not in said
+    if words == ["bring-up"]:
+        assert main([*words, "--dry-run"]) == 1
+        said = capsys.readouterr().err
+        assert said.endswith("cannot be loaded; --properties FILE describes another GPU\n")
 
 
 @pytest.mark.parametrize("words", [["records", "show"], ["records", "rm"], ["cache", "rm"]])
@@ -303,6 +315,26 @@ def test_doctor_ends_with_what_works_what_does_not_and_what_to_do(
     assert status == 1
     assert "does not: building kernels (nvcc), measuring and running kernels (none built)" in said
     assert "next: follow the advice above" in said
+
+
+def test_doctor_blames_the_parts_that_failed_and_no_others(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, said = diagnosed(capsys, monkeypatch, cache="broken")
+    assert status == 1
+    assert "does not: building kernels (cache), measuring and running kernels (none built)" in said
+    status, said = diagnosed(capsys, monkeypatch, settings="broken", nvcc="broken")
+    assert status == 1
+    assert "does not: building kernels (settings, nvcc), measuring" in said
+    monkeypatch.setitem(GOOD, doctor.BUNDLES, Finding(doctor.BUNDLES, "ok", ""))
+    assert "nothing is missing" in diagnosed(capsys, monkeypatch)[1]
+    status, said = diagnosed(capsys, monkeypatch, prebuilt="broken")
+    assert status == 0
+    assert "Works here: ranking candidates, building kernels; does not: measuring and" in said
+    assert "(prebuilt kernels); next: follow the advice above" in said
+    status, said = diagnosed(capsys, monkeypatch, prebuilt="broken", nvcc="broken")
+    assert status == 1
+    assert "does not: building kernels (nvcc), measuring" in said
 
 
 def test_doctor_is_content_with_prebuilt_kernels(

@@ -8,11 +8,13 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.outcome import Ok, Wrong
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning.model_card import times_of
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.shortlist import shortlist
+from benchmarks import exhaustive, fit_constants
 from benchmarks.exhaustive import (
     FIRST,
     SAMPLE,
@@ -130,3 +132,36 @@ def test_problems_that_are_measured_cover_both_ways_of_every_operation() -> None
         for op in ("attention", "retnet", "retention")
         for direction in ("forward", "backward")
     }
+
+
+def test_a_machine_without_a_gpu_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> None:
+        raise UnsupportedArchitectureError("this machine has no CUDA driver")
+
+    monkeypatch.setattr(exhaustive, "resolve", refuse)
+    assert exhaustive.main([]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("this machine has no CUDA driver")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no file "),
+        ("{", "is damaged: "),
+        ('{"a": 1}', "is damaged: the record lacks the field"),
+        ("", "a fit takes at least 2 measured times of split, got 0"),
+    ],
+)
+def test_files_that_hold_nothing_to_fit_to_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str
+) -> None:
+    path = tmp_path / "searches.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert fit_constants.main([str(path), "--kernels", "split"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fit_constants: ")
+    assert said in line

@@ -190,7 +190,9 @@ def test_export_writes_a_bundle_of_one_problem(
     bundle = open_bundle(tmp_path / "b")
     assert {pick.problem for pick in bundle.picks} == {PROBLEM.bucketed()}
     assert set(built) == {pick.candidate for pick in bundle.picks}
-    assert f"bundle: {tmp_path / 'b'}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"bundle: {tmp_path / 'b'}" in said
+    assert "proofs:" not in said  # the default was not measured
 
 
 def test_export_takes_both_directions_of_a_step(built: list[Candidate], tmp_path: Path) -> None:

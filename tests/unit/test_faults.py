@@ -240,7 +240,7 @@ def test_a_search_over_every_fault_ends_with_the_right_pick(
     worker: Worker, fake_kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "collect", lambda device: GPU)
-    default = POLICY.default(PROBLEM).name
+    default = POLICY.untuned(PROBLEM).compiled.name
     faults = [("good", "", "")] + [(name, kind, words) for name, (_, kind, words) in FAULTS.items()]
     compilers: dict[str, Outcome] = {
         "a compiler that hangs": TimedOut(reason="it compiled for longer than 300 s"),
@@ -265,12 +265,13 @@ def test_a_search_over_every_fault_ends_with_the_right_pick(
     result = tune(PROBLEM, POLICY, pipeline=machine, records=records, top_k=len(faults))
     assert len(assigned) == len(faults)
     (good,) = [name for name, (fault, _, _) in assigned.items() if fault == "good"]
-    assert result.pick.name == good
+    assert result.pick.compiled.name == good
     assert result.confirmed
     assert result.gain == pytest.approx(0.25)
     for row in result.rows:
-        if row.candidate.name not in (default, good):
-            _, kind, words = assigned[row.candidate.name]
+        name = row.candidate.compiled.name
+        if name not in (default, good):
+            _, kind, words = assigned[name]
             assert (row.outcome.kind, words in row.outcome.reason) == (kind, True)
     assert result.record is not None
     assert {entry.outcome.kind for entry in result.record.entries} > {"crashed", "timed_out", "ok"}

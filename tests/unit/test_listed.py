@@ -15,7 +15,7 @@ from attention_autotuner.cli import main
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.errors import UnsupportedArchitectureError, UnsupportedArgumentError
 from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning import listed
 from attention_autotuner.tuning.listed import bucket_cost, tune_problems
@@ -55,9 +55,22 @@ def test_the_problems_of_a_list_are_tuned_once_each(
             assert entry.candidate.deterministic or not settled.problem.deterministic
 
 
+def test_a_list_is_of_problems_and_its_listener_a_function(records: RecordStore) -> None:
+    wrong: Any = [PROBLEM, {"batch": 1}]
+    number: Any = 5
+    options: Any = {"records": records, "pipeline": FakeSweepPipeline()}
+    with pytest.raises(UnsupportedArgumentError, match=r"a Problem, got dict \{'batch': 1\}"):
+        tune_problems(wrong, POLICY, **options)
+    with pytest.raises(UnsupportedArgumentError, match=r"listener must be a function .* got 5"):
+        tune_problems(LISTED, POLICY, listener=number, **options)
+
+
 def test_a_list_needs_a_gpu(records: RecordStore) -> None:
-    with pytest.raises(UnsupportedArchitectureError, match="no GPU to measure on"):
-        tune_problems(LISTED, POLICY, records=records, pipeline=FakeSweepPipeline(gpu=False))
+    without = FakeSweepPipeline(gpu=False)
+    with pytest.raises(UnsupportedArchitectureError, match=r"no GPU to measure on.* one at a time"):
+        tune_problems(LISTED, POLICY, records=records, pipeline=without)
+    with pytest.raises(UnsupportedArchitectureError, match=r"no GPU to measure on.*drive it$"):
+        bucket_cost(PROBLEM, POLICY.default(PROBLEM), POLICY, pipeline=without)
 
 
 @pytest.fixture
@@ -87,6 +100,16 @@ def test_a_file_is_not_mixed_with_a_problem(
     with pytest.raises(SystemExit):
         main([name, "--problems", str(file), "--seqlen", "512", "--causal"])
     assert "leave out --seqlen, --causal" in capsys.readouterr().err
+
+
+def test_options_of_one_search_are_not_of_a_list(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["tune", "--problems", str(file), "--effort", "full", "--top-k", "2", "--no-confirm"])
+    said = capsys.readouterr().err
+    assert "--budget alone limits the search of a list; leave out --effort, --top-k, --no-c" in said
+    assert "names the problems" not in said
 
 
 @dataclass

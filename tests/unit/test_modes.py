@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,8 @@ import attention_autotuner
 from attention_autotuner import settings
 from attention_autotuner.arch import A100
 from attention_autotuner.cli import main
-from attention_autotuner.errors import BuildError, SettingsError, UntunedError
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.errors import BuildError, ProblemFileError, SettingsError, UntunedError
 from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.serving.untuned import list_untuned, read_problems
 from attention_autotuner.tuning import search
@@ -128,6 +130,7 @@ def test_why_says_that_picks_are_frozen(
         assert "frozen" not in capsys.readouterr().out
     assert "frozen: a process keeps the picks" in lines
     assert f"without a pick {said}" in lines
+    assert lines.startswith("serves: nothing: no measured pick is known") == strict
     assert explained["mode"] == "frozen"
     assert explained["problem"]["deterministic"]
 
@@ -173,3 +176,45 @@ def test_several_processes_list_whole_lines(tmp_path: Path) -> None:
     for process in processes:
         process.join(60.0)
     assert {problem.batch for problem in read_problems(file)} == set(range(1, 41))
+
+
+def test_problems_of_a_file_are_filled_as_those_of_tune(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    lines = ({"seqlen_q": 512}, {"op": "retention"}, {"op": "gemm"}, {"dtype": "bfloat16"})
+    file.write_text("\n".join(map(json.dumps, lines)))
+    expected = [
+        Problem(seqlen_q=512, seqlen_k=512),
+        Problem(op="retention", causal=True),
+        Problem(op="gemm", batch=1, heads_q=1, heads_kv=1),
+        Problem(dtype="bf16"),
+    ]
+    assert read_problems(file) == expected
+    file.write_text(json.dumps(lines, indent=1))
+    assert read_problems(file) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"seqlen": 5}', ":1: a problem has no field 'seqlen'; its fields: op, direction"),
+        ('{}\n\n{"dim_qk": 7}', ":3: dim_qk must be a positive multiple of 8, got 7"),
+        ('[{}, {"heads_q": 0}]', ": entry 2: heads_q must be at least 1, got 0"),
+        ("[3]", ": entry 1: a problem must be an object of fields, got 3"),
+        ("null", ":1: a problem must be an object of fields, got null"),
+        ('{}\n{"causal": tru}', ":2: it must be JSON, .*: Expecting value at column 12"),
+        ('[\n{},\n{"causal": tru}]', ":3: it must be JSON, .*: Expecting value at column 12"),
+        ('{"modifications": 3}', ":1: modifications must be a list of names, got 3"),
+    ],
+)
+def test_an_error_of_a_file_names_line_and_field_and_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(text)
+    with pytest.raises(ProblemFileError, match=said):
+        read_problems(file)
+    for command in (["warmup"], ["tune"], ["export", "--output", str(tmp_path / "bundle")]):
+        assert main([*command, "--device-type", "A100", "--problems", str(file)]) == 2
+        error = capsys.readouterr().err
+        assert re.search(f"^error: {re.escape(str(file))}{said}", error)
+        assert "--" not in error

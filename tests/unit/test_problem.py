@@ -4,9 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from attention_autotuner.arch import resolve
+from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Direction, Problem, bucket_seqlen, padded_dim
+from attention_autotuner.core.problem_fields import problem_of_fields
 from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProblemError
 
 
@@ -199,3 +202,48 @@ def test_a_token_by_itself_has_a_default_of_its_own() -> None:
     )
     for other in others:
         assert other.rounded() == other.bucketed()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "attention forward fp16 b4 h16 s4096 d128"),
+        ({"seqlen_q": 512, "causal": True}, "attention forward fp16 b4 h16 s512 d128 causal"),
+        ({"dim_qk": 64}, "attention forward fp16 b4 h16 s4096 d64"),
+        ({"heads_q": 8}, "attention forward fp16 b4 h8 s4096 d128"),
+        ({"seqlen_k": 512, "dim_v": 64}, "attention forward fp16 b4 h16 s4096x512 d128/64"),
+        ({"seqlen_q": 1, "seqlen_k": 999}, "attention forward fp16 b4 h16 s1x999 d128"),
+        ({"heads_q": 8, "heads_kv": 2}, "attention forward fp16 b4 h8/2 s4096 d128"),
+        ({"op": "retention"}, "retention forward fp16 b4 h16 s4096 d128 causal"),
+        ({"op": "retnet"}, "retnet forward fp16 b4 h16 s4096 d128 explicit"),
+        ({"op": "gemm", "seqlen_q": 64}, "gemm forward fp16 b1 h1 s64 d128"),
+        ({"dtype": "bfloat16"}, "attention forward bf16 b4 h16 s4096 d128"),
+        ({"dtype": "Half"}, "attention forward fp16 b4 h16 s4096 d128"),
+        ({"dtype": torch.bfloat16}, "attention forward bf16 b4 h16 s4096 d128"),
+        ({"dtype": torch.float16}, "attention forward fp16 b4 h16 s4096 d128"),
+    ],
+)
+def test_fields_that_are_left_out_follow_those_that_are_given(
+    fields: dict[str, Any], said: str
+) -> None:
+    assert problem_of_fields(fields).describe() == said
+
+
+def test_a_whole_problem_is_what_its_fields_say() -> None:
+    for problem in (Problem(seqlen_q=512), Problem(dim_qk=64, heads_kv=8, batch=1)):
+        assert problem_of_fields(values_of(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"seqlen": 5}, "no field 'seqlen'; its fields: op, direction"),
+        ({"dtype": torch.float32}, "dtype must be one of .*, got torch.float32"),
+        ({"dtype": None}, "dtype must be one of .*, got None"),
+        ({"modifications": "softcap"}, "a list of names, got 'softcap'"),
+        ({"modifications": [["softcap"]]}, "a list of names, got "),
+    ],
+)
+def test_bad_fields_of_a_caller_are_named(fields: dict[str, Any], error: str) -> None:
+    with pytest.raises(UnsupportedProblemError, match=error):
+        problem_of_fields(fields)

@@ -11,6 +11,7 @@ import pytest
 from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.render import include_closure, include_root, render
 from attention_autotuner.codegen.source_digest import source_digest
+from attention_autotuner.errors import RecordError
 from attention_autotuner.kernels import legality
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.shipped import ShippedPicks, read_shipped
@@ -62,6 +63,12 @@ def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
         assert legality.check(record.candidate, resolve(record.arch).spec) is None
         assert record.picked.code_digest is not None
     assert (TUNED / name).stat().st_size < MAX_LINE_BYTES * len(records)
+
+
+def test_a_file_of_problems_is_said_to_be_no_file_of_picks(tmp_path: Path) -> None:
+    (tmp_path / "problems.jsonl").write_text('{"seqlen_q": 64}\n')
+    with pytest.raises(RecordError, match=r"problems\.jsonl .* is no file of picks: .*'schema'"):
+        read_shipped(tmp_path / "problems.jsonl")
 
 
 def test_every_shipped_pick_rests_on_its_line_of_evidence() -> None:

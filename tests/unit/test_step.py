@@ -266,7 +266,7 @@ def test_a_problem_or_its_fields_without_a_direction(records: RecordStore) -> No
     )
     assert result.backward is not None
     assert result.backward.problem == Problem(
-        direction="backward", seqlen_q=512, deterministic=True
+        direction="backward", seqlen_q=512, seqlen_k=512, deterministic=True
     )
     assert result.source == "predicted"
     with pytest.raises(TypeError, match="not both"):

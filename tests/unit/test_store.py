@@ -355,8 +355,10 @@ def test_rm_by_pattern(store: Store, library: Path) -> None:
     )
     assert [entry.name for entry in store.rm("left_*")] == ["left_a", "left_b", "left_c"]
     assert [entry.name for entry in store.ls()] == ["right"]
-    assert store.rm("nothing*") == []
+    assert store.rm("nothing*") == store.rm("ight") == []
     assert [entry.digest16 for entry in store.rm(f"right.{'3' * 16}")] == ["3" * 16]
+    _publish(store, library, _artifact("5" * 64, "right"))
+    assert [entry.name for entry in store.rm("ight", lambda name: name[1:])] == ["right"]
     assert _files(store) == set()
 
 

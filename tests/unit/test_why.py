@@ -5,11 +5,14 @@ from dataclasses import asdict
 
 import pytest
 
-from attention_autotuner.arch import A100, H100
+from attention_autotuner import settings
+from attention_autotuner.arch import A100, H100, resolve
+from attention_autotuner.cli import main
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import rank
+from attention_autotuner.serving.dispatch import lookup
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
@@ -106,6 +109,25 @@ def test_a_default_of_rounded_lengths_that_is_not_offered_at_others_is_kept() ->
     rows = explain(problem, policy)
     (kept,) = (row for row in rows if row.fate == "kept")
     assert kept.name == policy.default(problem.rounded()).name
+
+
+@pytest.mark.parametrize(("name", "queries", "dim"), [("A100", 1, 64), ("H200", 1, 128)])
+def test_commands_know_the_default_that_a_call_takes(
+    capsys: pytest.CaptureFixture[str], name: str, queries: int, dim: int
+) -> None:
+    policy = resolve(name)
+    problem = Problem(
+        batch=1, heads_q=32, heads_kv=8, seqlen_q=queries, seqlen_k=8192, dim_qk=dim, dim_v=dim
+    )
+    with settings.override(mode="off"):
+        served = lookup(problem, policy).candidate
+    assert served != policy.default(problem)  # of these lengths, which few queries share
+    assert served in policy.served(problem)
+    flags = [f"--seqlen={queries}", "--seqlen-k=8192", f"--dim-qk={dim}", "--batch=1"]
+    flags += ["--heads=32", "--heads-kv=8", f"--device-type={name}", "--json"]
+    assert main(["tune", *flags, "--effort", "none"]) == 0
+    assert json.loads(capsys.readouterr().out)["default"] == served.name
+    assert main(["render", *flags, "--candidate", served.name]) == 0
 
 
 def test_measured_candidates_that_are_no_longer_offered_are_shown() -> None:

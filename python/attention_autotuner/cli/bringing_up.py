@@ -43,7 +43,13 @@ def add_bring_up(parser: argparse.ArgumentParser) -> None:
     option(*names, default=SECONDS, help="of timing for each peak", **time)
     words = "the problems of the sweep that are described by these words, e.g. forward d64"
     option("--only", nargs="+", default=[], metavar="WORD", help=words)
-    option("--dtype", type=dtype, choices=DTYPES, default=DTYPES[0], help="of the sweep")
+    option(
+        "--dtype",
+        type=dtype,
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="dtype of the sweep's problems",
+    )
     add_jobs(parser)
     option("--again", action="store_true", help="measure what was measured before, too")
     option = parser.add_argument_group("without a GPU").add_argument

@@ -12,6 +12,7 @@ from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
 from .console import named, print_json, print_line, print_table
+from .names import short_names
 from .options import FAILED, OK, command, nothing_matches, option
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -34,9 +35,12 @@ def days(text: str) -> float:
     return value
 
 
-add_pattern = option("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
+WORDS = "shell pattern of a candidate's name, short or full, e.g. '*_d128x128_*'"
+add_pattern = option("pattern", metavar="PATTERN", help=WORDS)
 add_size = option("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
-add_age = option("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
+add_age = option(
+    "--max-age-days", type=days, metavar="DAYS", help="remove kernels unused for longer"
+)
 
 
 def entry_json(entry: Entry) -> dict[str, object]:
@@ -80,7 +84,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
 @command("cache rm", add_pattern)
 def run_rm(arguments: argparse.Namespace) -> int:
     """Remove kernels by name."""
-    removed = default_store().rm(arguments.pattern)
+    removed = default_store().rm(arguments.pattern, short_names)
     if arguments.json:
         print_json({"removed": [entry_json(entry) for entry in removed]})
     else:

@@ -186,6 +186,11 @@ def stdout_console() -> Console:
     return console
 
 
+def is_narrow() -> bool:
+    """True on a terminal without room for the columns that tables can spare, unless ``--full`` asks for all."""
+    return stdout_console().width < ROOMY
+
+
 def _is_number(cell: str) -> bool:
     return cell in ("-", "") or re.sub("[,.]| ±", "", cell).rstrip("%x").isdigit()
 

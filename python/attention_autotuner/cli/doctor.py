@@ -37,6 +37,8 @@ MANY_KERNELS = 1000  # more than a batch ever holds, so that machine limits alon
 # Each line's check, in the order in which a kernel comes to run.
 CHECKS: list[Callable[[], Finding]] = []
 COMPILING = ("nvcc", "C++ compiler", "CUTLASS headers", "CMake, Ninja")
+BUNDLES = "prebuilt kernels"
+BUILDING = ("settings", *COMPILING, "cache")
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,11 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 def diagnose() -> list[Finding]:
     """Look at everything, in the order in which a kernel comes to run.
 
-    Where kernels come prebuilt, a compiler that is not there breaks nothing.
+    Where kernels come prebuilt, a compiler that is not there breaks nothing; nor does a bundle where they can be built.
     """
-    findings, spared = [check() for check in CHECKS], COMPILING if prebuilt() else ()
+    findings, spared = [check() for check in CHECKS], list(COMPILING if prebuilt() else ())
+    if {item.name for item in findings if item.state == "ok"}.issuperset(BUILDING):
+        spared.append(BUNDLES)
     for place, finding in enumerate(findings):
         if finding.name in spared and finding.state == "broken":
             findings[place] = replace(finding, state="missing")
@@ -102,16 +106,18 @@ def summary_of(findings: Sequence[Finding]) -> str:
     """One sentence: what works on this machine, what does not, and the next step."""
     by_name = {finding.name: finding for finding in findings}
     good = {name for name, finding in by_name.items() if finding.state == "ok"}
-    uncompiled = [name for name in COMPILING if name not in good]
-    builds = not uncompiled and {"settings", "cache"} <= good
+    unbuilt = [name for name in BUILDING if name not in good]
+    builds = not unbuilt
     torch = "torch" in good and not by_name["torch"].fix  # a note: it is without CUDA
-    runs = torch and "GPU" in good and (builds or prebuilt())
+    unreadable = BUNDLES in by_name and BUNDLES not in good  # calls that need a kernel look there
+    runs = torch and "GPU" in good and not unreadable and (builds or prebuilt())
     works = ["ranking candidates"] * ("settings" in good)
     works += ["building kernels"] * builds + ["tuning"] * (builds and runs)
     works += [f"running {'all' if builds else 'prebuilt'} kernels"] * runs
-    lacks = [] if builds else [f"building kernels ({', '.join(uncompiled) or 'settings, cache'})"]
+    lacks = [] if builds else [f"building kernels ({', '.join(unbuilt)})"]
     if not runs:
-        want = "none built" if torch else "no torch with CUDA"
+        want = BUNDLES if unreadable else "none built"
+        want = want if torch else "no torch with CUDA"
         want = want if "GPU" in good else "no GPU"
         lacks.append(f"measuring and running kernels ({want})")
     missing = f"does not: {', '.join(lacks)}" if lacks else "nothing is missing"
@@ -153,7 +159,7 @@ def check_package() -> str:
 
 @check("settings")
 def check_settings() -> str:
-    """The environment's settings that differ from the defaults."""
+    """The settings, save those without a value."""
     values = {row.variable: getattr(current(), row.field) for row in TABLE}
     return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
@@ -230,7 +236,7 @@ def check_cache() -> str:
     return f"{store.root}, writable, {free / 2**30:.1f} GiB free"
 
 
-@check("prebuilt kernels")
+@check(BUNDLES)
 def check_bundles() -> str:
     """Kernels that were built elsewhere."""
     installed = [

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import AttentionAutotunerError
+from ..errors import AttentionAutotunerError, NoKernelError, ProblemFileError
 from ..version import __version__
 from . import (  # noqa: F401  # they name the commands
     bringing_up,
@@ -44,7 +44,7 @@ GROUPS = {
     ),
     "cache": (
         "list, remove, verify or clean up built kernels and records",
-        "Tend the folder of built kernels and tuning records.",
+        "Manage the folder of built kernels and tuning records.",
     ),
     "records": (
         "list, show, verify, remove, rekey, prove or exchange tuning records",
@@ -101,8 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.json:
             failure = {"type": type(error).__name__, "message": str(error)}
             print(json.dumps({"error": failure}))
-        print(f"error: {in_flags(str(error), parsed)}", file=sys.stderr)
-        return USAGE if getattr(parsed, "wrong_usage", False) else FAILED
+        in_file = isinstance(error, ProblemFileError)  # whose fields are no options
+        said = str(error) if in_file else in_flags(str(error), parsed)
+        print(f"error: {said}", file=sys.stderr)
+        wrong = in_file or isinstance(error, NoKernelError) or getattr(parsed, "wrong_usage", False)
+        return USAGE if wrong else FAILED
     return status
 
 

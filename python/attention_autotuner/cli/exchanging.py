@@ -17,7 +17,7 @@ from .recording import add_optional_pattern, chosen
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add the file to write."""
-    words = "file to write, packed if its name ends in .gz or .xz"
+    words = "file to write, compressed if its name ends in .gz or .xz"
     parser.add_argument("output", metavar="OUTPUT", type=Path, help=words)
 
 

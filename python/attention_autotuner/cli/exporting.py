@@ -146,7 +146,8 @@ def _report(
         rows,
     )
     print_line("picks: " + ", ".join(f"{count} {layer}" for layer, count in layers.items()))
-    print_line(f"proofs: of {proven} of {len(measured)} measured picks")
+    if measured:
+        print_line(f"proofs: of {proven} of {len(measured)} measured picks")
     wheel_bytes = written.get("wheel_bytes")
     if wheel_bytes is None:
         print_line(f"bundle: {written['bundle']}")

@@ -12,7 +12,6 @@ from ..arch import Policy, Rejection, resolve
 from ..codegen.artifact import BuildTarget
 from ..codegen.files import write_atomic
 from ..codegen.render import kernel_digest, render
-from ..core.candidate import Candidate
 from ..core.identity import values_of
 from ..kernels.cost_model import rank
 from ..kernels.resources import smem_bytes
@@ -26,6 +25,8 @@ from . import options
 from .console import cell, microseconds, named, print_json, print_line, print_table, ratio
 from .names import knob_headings, knobs
 
+UNSERVED = "nothing: no measured pick is known, and STRICT_PICKS is on"
+
 
 @options.command("candidates", options.add_problem, options.add_limit)
 def run_candidates(arguments: argparse.Namespace) -> int:
@@ -35,9 +36,8 @@ def run_candidates(arguments: argparse.Namespace) -> int:
     """
     problem, policy = options.problem_of(arguments), resolve(arguments.device_type)
     offered = policy.candidates(problem)
-    legal = [entry for entry in offered if isinstance(entry, Candidate)]
     rejections = [entry for entry in offered if isinstance(entry, Rejection)]
-    ranked = rank(problem, legal, policy.spec)
+    ranked = rank(problem, policy.served(problem), policy.spec)
     if arguments.json:
         candidates = [
             {name: getattr(candidate, name) for name in ("name", "family", "config")}
@@ -133,7 +133,8 @@ def run_why(arguments: argparse.Namespace) -> int:
     problem = replace(problem, deterministic=hierarchy.asked(problem).deterministic)
     mode = current().mode_of(problem.direction)
     explanations = explain(problem, policy, None if hit is None else hit.record)
-    source = source_of(pick, hit, policy)
+    strict = hit is None and mode != "off" and current().strict_picks
+    source = UNSERVED if strict else source_of(pick, hit, policy)
     if arguments.json:
         print_json(
             {

@@ -15,6 +15,7 @@ from ..core.candidate import Candidate
 from ..core.identity import values_of
 from ..core.outcome import BuildFailed, Outcome, TimedOut
 from ..serving.dispatch import lookup
+from ..serving.untuned import refuse_untuned
 from ..settings import current
 from ..tuning.spills import spilled_bytes
 from . import options
@@ -127,6 +128,9 @@ def run_warmup(arguments: argparse.Namespace) -> int:
     problems = options.listed_problems(arguments) or options.problems_of(arguments)
     policy = resolve(arguments.device_type)
     picks = [lookup(problem, policy) for problem in problems]
+    for problem, pick in zip(problems, picks, strict=True):
+        if pick.layer == "default":
+            refuse_untuned(problem, policy.name, current())
     candidates = [pick.candidate for pick in picks]
     results = build_candidates(candidates, policy, jobs=None, quiet=arguments.json)
     rows = list(zip(problems, picks, results, strict=True))

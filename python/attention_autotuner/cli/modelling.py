@@ -26,7 +26,7 @@ HEADINGS = ("scope", "problems", "times", "1", "3", "5", "10", "default", "behin
 
 def add_files(parser: argparse.ArgumentParser) -> None:
     """Add the searches to learn from."""
-    words = "searches, one record a line, packed or not; your own records without any"
+    words = "searches, one record a line, compressed or not; your own records without any"
     parser.add_argument("files", type=Path, nargs="*", metavar="FILE", help=words)
 
 

@@ -22,16 +22,13 @@ from ..core.problem import (
     DTYPES,
     FORMS,
     MASKS,
-    NO_WINDOW,
-    NOT_PACKED,
     OPERANDS,
-    Mask,
     Problem,
     operations,
 )
+from ..core.problem_fields import dtype_name, problem_of_fields
 from ..errors import NoCandidateError, UnsupportedProblemError
 from ..kernels.cost_model import Estimate, rank
-from ..operations.registry import OPERATIONS
 from ..serving.untuned import read_problems
 from ..tuning.step import problems_of_step
 from .names import short_names
@@ -47,7 +44,6 @@ INTERRUPTED = 130  # as a shell reports SIGINT
 
 STEP = "step"  # as a direction: both of them
 SHOWN = 20  # rows of a table for people, unless --limit says otherwise
-DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}  # those of PyTorch
 # The options whose fields of Problem, or arguments of functions, have other names.
 FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-type"}
 # The fields of Problem that an option of the same name fills as it is.
@@ -55,6 +51,8 @@ SAME_NAMES = (
     *("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes"),
     *("deterministic", "key_bounds", "operands", "documents"),
 )
+# Options that say how one problem, or one step, is searched.
+OF_ONE = ("effort", "top_k", "no_confirm", "backward_budget")
 
 _DEFAULT = Problem()
 # Fields of one word that messages open with or name beside others; elsewhere they are plain English.
@@ -124,7 +122,7 @@ def add_command(commands: Commands, name: str) -> None:
 
 
 class Usual(int):
-    """A default that another operation may have another of."""
+    """A default that another operation may have another of, so that it is no field that was given."""
 
 
 def positive(text: str) -> int:
@@ -163,7 +161,7 @@ def names_of(text: str) -> tuple[str, ...]:
 
 def dtype(text: str) -> str:
     """An argparse type: a dtype by our name or PyTorch's."""
-    return DTYPE_NAMES.get(text.lower(), text.lower())
+    return str(dtype_name(text))
 
 
 def seconds(text: str) -> float:
@@ -180,7 +178,10 @@ def option(*names: str, **settings: Any) -> Adder:
 
 
 add_jobs = option(
-    "--jobs", type=positive, metavar="N", help="compiler processes at a time; default: JOBS"
+    "--jobs",
+    type=positive,
+    metavar="N",
+    help="compiler processes at a time; default: ATTENTION_AUTOTUNER_JOBS",
 )
 add_limit = option("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
 
@@ -197,7 +198,7 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     directions = (*DIRECTIONS, STEP) if step else DIRECTIONS
     words = f"{STEP}: forward and backward of one shape" if step else "the pass"
     option("--direction", choices=directions, help=words)
-    words = f"{', '.join(names())}, or the present GPU's name; default: it"
+    words = f"{', '.join(names())}, or the present GPU's name; default: the present GPU"
     option("--device-type", metavar="GPU", help=words)
     option("--dtype", type=dtype, choices=DTYPES, help="or float16, bfloat16")
     option("--batch", type=int, metavar="N", help="sequences")
@@ -209,8 +210,10 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--dim-v", type=int, metavar="N", help="default: as --dim-qk")
     words = "of retnet: a tensor, or powers of gamma that are never stored; default: explicit"
     option("--mask", choices=[mask for mask in MASKS if mask != "none"], help=words)
-    option("--form", choices=FORMS, help="of retention forward")
-    option("--causal", action="store_true", help="a decay and retention always are")
+    option("--form", choices=FORMS, help="how retention's forward pass is computed")
+    option(
+        "--causal", action="store_true", help="causal mask; always on for retention and decay masks"
+    )
     words = "the corner of the scores that the causal mask starts from"
     option("--causal-alignment", choices=CAUSAL_ALIGNMENTS, help=words)
     words = "2 for tensors whose pointers or strides are not multiples of 16 bytes"
@@ -221,7 +224,7 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--key-bounds", action="store_true", help=words)
     words = "of attention: keys before and after the diagonal, such as 1023,0; -1 for no bound; default: -1,-1"
     option("--window-size", type=window, metavar="LEFT,RIGHT", help=words)
-    words = f"of attention: what bends its scores, of {', '.join(VALUED)}; default: nothing"
+    words = f"of attention: what modifies its scores, of {', '.join(VALUED)}; default: nothing"
     option("--modifications", type=names_of, metavar="NAMES", help=words)
     words = "of attention, retention: rows of q and k in all packed sequences, --batch of up to --seqlen; default: none"
     option("--packed-rows", type=rows, metavar="ROWS_Q,ROWS_K", help=words)
@@ -246,7 +249,7 @@ def defaults_of(parser: argparse.ArgumentParser) -> dict[str, Any]:
 def add_problems(parser: argparse.ArgumentParser) -> None:
     """Add an option that names a file of problems, in place of the options so far but for some."""
     parser.set_defaults(replaced=defaults_of(parser))
-    words = "problems as JSON, one on each line or a list, e.g. the file that UNTUNED_LOG names"
+    words = "problems as JSON, one on each line or a list, e.g. what ATTENTION_AUTOTUNER_UNTUNED_LOG wrote"
     parser.add_argument("--problems", type=Path, metavar="FILE", help=words)
 
 
@@ -254,17 +257,23 @@ def listed_problems(arguments: argparse.Namespace) -> list[Problem] | None:
     """The problems of the file that the options name; None without one.
 
     Raises:
-        UnsupportedProblemError: the file holds something else.
+        ProblemFileError: the file holds something else.
     """
     if arguments.problems is None:
         return None
-    flags = [
-        "--" + n.replace("_", "-")
-        for n, v in arguments.replaced.items()
-        if getattr(arguments, n) != v
+    changed = [
+        name for name, value in arguments.replaced.items() if getattr(arguments, name) != value
     ]
-    if flags:
-        arguments.usage_error(f"--problems names the problems; leave out {', '.join(flags)}")
+    for refused, reason in (
+        ([name for name in changed if name not in OF_ONE], "--problems names the problems"),
+        (
+            [name for name in changed if name in OF_ONE],
+            "--budget alone limits the search of a list",
+        ),
+    ):
+        if refused:
+            flags = ", ".join("--" + name.replace("_", "-") for name in refused)
+            arguments.usage_error(f"{reason}; leave out {flags}")
     return read_problems(arguments.problems)
 
 
@@ -291,26 +300,22 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
 
 
 def _problem_of(a: argparse.Namespace) -> Problem:
-    semantics = OPERATIONS[a.op].semantics
-    mask: Mask = a.mask or semantics.default_mask
-    heads, others = int(a.heads), {name: getattr(a, name) for name in SAME_NAMES}
-    if semantics.usual and isinstance(a.batch, Usual):
-        others["batch"] = semantics.usual["batch"]
-    if semantics.usual and isinstance(a.heads, Usual):
-        heads = semantics.usual["heads_q"]
-    problem = Problem(
-        direction="backward" if a.direction == STEP else a.direction,
-        mask=mask,
-        heads_q=heads,
-        heads_kv=heads if a.heads_kv is None else a.heads_kv,
-        seqlen_q=a.seqlen,
-        seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
-        dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
-        window_size=a.window_size or NO_WINDOW,
-        packed_rows=a.packed_rows or NOT_PACKED,
-        modifications=a.modifications or (),
-        causal=a.causal or semantics.is_causal(mask),
-        **others | {"batch": int(others["batch"])},
+    fields = {
+        **{name: getattr(a, name) for name in SAME_NAMES},
+        "direction": "backward" if a.direction == STEP else a.direction,
+        "mask": a.mask,
+        "heads_q": a.heads,
+        "heads_kv": a.heads_kv,
+        "seqlen_q": a.seqlen,
+        "seqlen_k": a.seqlen_k,
+        "dim_v": a.dim_v,
+        "causal": a.causal or None,
+        "window_size": a.window_size,
+        "packed_rows": a.packed_rows,
+        "modifications": a.modifications,
+    }
+    problem = problem_of_fields(
+        {n: v for n, v in fields.items() if v is not None and not isinstance(v, Usual)}
     )
     for count, longest in zip(
         problem.packed_rows, (problem.seqlen_q, problem.seqlen_k), strict=True
@@ -345,8 +350,8 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
     Raises:
         NoCandidateError: a name is not a legal candidate of this problem on this GPU.
     """
-    ranked = rank(problem, policy.legal(problem), policy.spec)
-    wanted = [policy.default(problem).name] if arguments.default else arguments.candidate
+    ranked = rank(problem, policy.served(problem), policy.spec)
+    wanted = [policy.untuned(problem).name] if arguments.default else arguments.candidate
     if not wanted:
         return ranked[: arguments.count or 1]
     by_name = {short_names(entry[0].name): entry for entry in ranked}
@@ -366,9 +371,10 @@ def in_flags(message: str, arguments: argparse.Namespace) -> str:
     ``dim_qk must be`` becomes ``--dim-qk must be``, and ``device_type='A100'`` becomes ``--device-type A100``.
     """
     if not hasattr(arguments, "device_type"):
-        message = message.replace(
-            _OTHER_GPU, "; this command works on the GPU of this machine alone"
-        )
+        alone = "; this command works on the GPU of this machine alone"
+        of_file = "; --properties FILE describes another GPU"
+        dry = getattr(arguments, "dry_run", False)
+        message = message.replace(_OTHER_GPU, of_file if dry else alone)
     fields = set(FLAGS) | {name for name in asdict(_DEFAULT) if "_" in name}
     flags = {name: FLAGS.get(name, "--" + name.replace("_", "-")) for name in fields}
     for name, flag in flags.items():

@@ -21,7 +21,17 @@ from ..tuning.records import KeptRecord, RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
-from .console import microseconds, named, print_json, print_line, print_table, progress, ratio
+from .console import (
+    ROOMY,
+    is_narrow,
+    microseconds,
+    named,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    ratio,
+)
 from .options import FAILED, add_jobs, command, nothing_matches, option
 
 
@@ -35,6 +45,9 @@ def add_pattern(parser: argparse.ArgumentParser, **needed: Any) -> None:
 
 
 add_optional_pattern = partial(add_pattern, nargs="?", default="*")
+# Columns of `records show`; those for which narrow terminals have no room.
+ENTRIES = ("", "candidate", "outcome", "measured us", "of best")
+EVIDENCE = ("proof", "source", "code")
 EVERY = "every entry that was timed, not only pick and default"
 add_all = option("--all", action="store_true", help=EVERY)
 
@@ -119,12 +132,17 @@ def run_show(arguments: argparse.Namespace) -> int:
     records = [kept.record for _, kept in chosen(arguments) if kept.record is not None]
     if arguments.json:
         print_json({"records": [record.to_json() for record in records]})
+    columns = ENTRIES if is_narrow() else (*ENTRIES, *EVIDENCE)
     for record in () if arguments.json else records:
         print_line(f"{record.problem.describe()} on {record.arch}, {record.environment.gpu_name}")
         print_table(
             f"tuned for {record.purpose}, {'confirmed' if record.confirmed else 'not confirmed'}",
-            ["", "candidate", "outcome", "measured us", "of best", "proof", "source", "code"],
-            [_cells(record, entry) for entry in record.entries],
+            columns,
+            [_cells(record, entry)[: len(columns)] for entry in record.entries],
+        )
+    if records and columns == ENTRIES and not arguments.json:
+        print_line(
+            f"{', '.join(EVIDENCE)}: on terminals of {ROOMY} columns, with --full and with --json"
         )
     return 0 if records else nothing_matches(arguments.pattern, "readable record")
 

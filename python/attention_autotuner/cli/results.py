@@ -48,13 +48,19 @@ def result_json(result: TuneResult | StepResult) -> dict[str, Any]:
     return said
 
 
-def print_result(result: TuneResult | StepResult) -> None:
-    """Print a ranking, best first, and where its record and kernels are kept; of a step both, and its time."""
+def print_result(result: TuneResult | StepResult, gpu: str | None = None) -> None:
+    """Print a ranking, best first, and where its record and kernels are kept; of a step both, and its time.
+
+    Args:
+        result: of a search.
+        gpu: the GPU that it was for, by default the name of its policy.
+    """
     if isinstance(result, StepResult):
-        _print_step(result)
+        _print_step(result, gpu)
         return
     headings = knob_headings(result.problem)
-    title = f"{result.problem.describe()} on {result.arch}: {result.status} ranking of {len(result.rows)} candidates"
+    title = f"{result.problem.describe()} on {gpu or result.arch}: "
+    title += f"{result.status} ranking of {len(result.rows)} candidates"
     if result.record is not None:
         title += f", tuned for {result.record.purpose}"
     workspace = ["workspace MiB"] if result.problem.direction == "backward" else []
@@ -76,6 +82,12 @@ def print_result(result: TuneResult | StepResult) -> None:
     how = "" if result.status != "measured" or not gain else _confirmation(result)
     predicted = result.predicted_gain if gain else None
     said = "" if predicted is None else f"; predicted {100 * predicted:.1f} %"
+    kept = result.pick == result.default and not result.interrupted
+    if result.status == "predicted" and kept:
+        usable = (row for row in result.rows if row.outcome.ok)
+        fastest = min(usable, key=lambda row: row.estimate.us, default=None)
+        if fastest is not None and fastest.candidate != result.pick:
+            how = ", the default: nothing was measured, and no estimate is far enough below its"
     print_line(f"pick: {named(result.pick.name)}{gain}{how}{said}")
     if result.interrupted:
         print_line("interrupted: this is the best so far")
@@ -87,9 +99,9 @@ def print_result(result: TuneResult | StepResult) -> None:
         print_line(f"kernels: {len(kernels)} in {kernels[0].parent.parent}")
 
 
-def _print_step(result: StepResult) -> None:
+def _print_step(result: StepResult, gpu: str | None) -> None:
     for ranking in result.results:
-        print_result(ranking)
+        print_result(ranking, gpu)
         print_line()
     if result.source == "unknown":
         print_line("step: not timed")

@@ -74,7 +74,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(result_json(result))
     else:
-        print_result(result)
+        print_result(result, policy.spec.name)
     return INTERRUPTED if result.interrupted else OK
 
 

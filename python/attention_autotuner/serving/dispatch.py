@@ -215,7 +215,7 @@ class _Decisions:
             except errors.ArtifactError as error:
                 self._failed[stand_in, device] = str(error)
                 _log.warning("a kernel of a bundle cannot be used: %s", error)
-        if pick.layer == "default" or pick.candidate == policy.default(problem.rounded()):
+        if pick.layer == "default" or pick.candidate == policy.untuned(problem):
             return self._ready(pick.candidate, policy, device, must_be_warm)
         reason = self._failed.get((pick.candidate, device))
         if reason is None:
@@ -227,7 +227,7 @@ class _Decisions:
                 reason = self._failed[pick.candidate, device] = str(error)
                 _log.warning("the tuned pick cannot be used, the default serves: %s", error)
         try:
-            return self._ready(policy.default(problem.rounded()), policy, device, must_be_warm)
+            return self._ready(policy.untuned(problem), policy, device, must_be_warm)
         except (errors.ArtifactError, errors.BuildError) as error:
             raise errors.NoCandidateError(
                 f"no kernel for {problem.describe()}: the tuned pick: {reason}; the default: {error}"

@@ -20,6 +20,7 @@ from ..tuning.environment import Environment, collect
 from ..tuning.lookup import Hit
 from ..tuning.record_schema import TuningRecord
 from .picks import CacheHierarchy
+from .untuned import refuse_untuned
 
 COMMON_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))  # dim_qk, dim_v
 # Batch, heads and seqlen that stand for the rest of a class: picks serve their neighbourhood, the default what remains.
@@ -112,6 +113,7 @@ def choose_picks(
     Raises:
         NoCandidateError: the policy has nothing legal for a problem.
         UnsupportedProblemError: a problem has score modifications, which the readers of bundles do not know.
+        UntunedError: nobody measured a problem, and the settings want that.
     """
     chosen: dict[Problem, BundledPick] = {}
     defaults: dict[tuple[tuple[Any, ...], Candidate, Problem | None], BundledPick] = {}
@@ -120,7 +122,9 @@ def choose_picks(
         if names:
             raise UnsupportedProblemError(f"bundles hold no score modifications yet, got {names}")
         pick, hit = hierarchy.choose(problem, policy, environment, with_records=with_records)
-        default = policy.default(problem)
+        if hit is None:
+            refuse_untuned(problem, policy.name, hierarchy.settings)
+        default = policy.untuned(problem)
         if hit is not None:
             recorded = listed_as(problem, hit.layer)
             chosen.setdefault(recorded, _bundled(recorded, hit))

@@ -111,7 +111,7 @@ class CacheHierarchy:
         """
         mode = self.settings.mode_of(problem.direction)
         if mode == "off":
-            default = policy.default(problem.rounded())
+            default = policy.untuned(problem)
             off = Pick(candidate=default, layer="default", reason="mode is off")
             return off, None
         problem = self.asked(problem)

@@ -12,8 +12,9 @@ from ..codegen.files import append_line
 from ..core.identity import values_of
 from ..core.memo import Bounded
 from ..core.problem import Problem
+from ..core.problem_fields import problem_of_fields
 from ..core.trust import parse_json
-from ..errors import UnsupportedProblemError, UntunedError
+from ..errors import ProblemFileError, UnsupportedProblemError, UntunedError
 from ..settings import Settings
 from .picks import Passed, Pick
 
@@ -37,7 +38,16 @@ def take_untuned(problem: Problem, arch: str, settings: Settings) -> None:
         return
     if settings.untuned_log is not None:
         list_untuned(settings.untuned_log, problem)
-    if settings.strict_picks:
+    refuse_untuned(problem, arch, settings)
+
+
+def refuse_untuned(problem: Problem, arch: str, settings: Settings) -> None:
+    """Refuse a problem that no measured pick serves, where the settings want one.
+
+    Raises:
+        UntunedError: they want a measured pick.
+    """
+    if settings.strict_picks and settings.mode_of(problem.direction) != "off":
         raise UntunedError(
             f"no measured pick for {problem.describe()} on {arch}, and STRICT_PICKS is on: tune it "
             "(`attention-autotuner tune`), or let the default serve"
@@ -51,7 +61,7 @@ def list_untuned(path: Path, problem: Problem) -> None:
     """
     try:
         known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        if problem.bucketed() not in {listed.bucketed() for listed in _parsed(known)}:
+        if problem.bucketed() not in {listed.bucketed() for listed in _of_lines(path, known)}:
             append_line(path, json.dumps(values_of(problem)))
     except (OSError, TypeError, ValueError) as error:
         _log.warning("%s is not listed in %s: %s", problem.describe(), path, error)
@@ -88,26 +98,60 @@ class Buckets:
 def read_problems(path: Path) -> list[Problem]:
     """Problems from a file: a JSON list of objects, or one on each line; one that is there twice is given once.
 
-    Their fields are those of :class:`~..core.problem.Problem`, all optional.
+    Their fields are those of :class:`~..core.problem.Problem`, all optional; those left out are as
+    :func:`~..core.problem_fields.problem_of_fields` says.
 
     Raises:
-        UnsupportedProblemError: the file holds something else, or a problem that no kernel here solves.
+        ProblemFileError: the file holds something else, or a problem that no kernel here solves.
         OSError: it cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
-        is_list = text.lstrip().startswith("[")
-        problems = _made(parse_json(text)) if is_list else _parsed(text.splitlines())
-    except (TypeError, ValueError) as error:
-        raise UnsupportedProblemError(f"{path} must hold JSON problems: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ProblemFileError(f"{path} must hold JSON problems: {error}") from error
+    if text.lstrip().startswith("["):
+        items = _parsed(path, 1, text)
+        problems = [_made(f"{path}: entry {n}", item) for n, item in enumerate(items, start=1)]
+    else:
+        problems = _of_lines(path, text.splitlines())
     if not problems:
-        raise UnsupportedProblemError(f"{path} must hold JSON problems: it is empty")
-    return problems
+        raise ProblemFileError(f"{path} must hold JSON problems: it is empty")
+    return list(dict.fromkeys(problems))
 
 
-def _parsed(lines: Iterable[str]) -> list[Problem]:
-    return _made(parse_json(line) for line in lines if line.strip())
+def _of_lines(path: Path, lines: Iterable[str]) -> list[Problem]:
+    """The problems of a file that has one on each line.
+
+    Raises:
+        ProblemFileError: a line holds something else.
+    """
+    return [
+        _made(f"{path}:{number}", _parsed(path, number, line))
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
-def _made(items: Iterable[dict[str, Any]]) -> list[Problem]:
-    return list(dict.fromkeys(Problem(**fields) for fields in items))
+def _parsed(path: Path, line: int, text: str) -> Any:
+    """The value of a JSON text that begins on a line of a file."""
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError as error:
+        place = f"{path}:{line + error.lineno - 1}"
+        raise ProblemFileError(
+            f"{place}: it must be JSON, a list of problems or one on each line: {error.msg} at column {error.colno}"
+        ) from error
+    except ValueError as error:
+        raise ProblemFileError(f"{path}:{line}: it must be JSON: {error}") from error
+
+
+def _made(place: str, item: Any) -> Problem:
+    """The problem of one entry of a file."""
+    if not isinstance(item, dict):
+        raise ProblemFileError(
+            f"{place}: a problem must be an object of fields, got {json.dumps(item)}"
+        )
+    try:
+        return problem_of_fields(item)
+    except UnsupportedProblemError as error:
+        raise ProblemFileError(f"{place}: {error}") from error

@@ -3,55 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields as dataclass_fields
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from .. import settings as settings_module
-from ..core.problem import Mask, Problem
+from ..core.problem import Problem
+from ..core.problem_fields import problem_of_fields
 from ..errors import SettingsError, UnsupportedArgumentError
-from ..operations.registry import OPERATIONS
 from ..settings import Settings
 
 
 def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
-    """The problem of a call that names it whole or by its fields.
+    """The problem of a call that names it whole or by its fields, as :func:`~..core.problem_fields.problem_of_fields`.
 
     Raises:
-        UnsupportedArgumentError: it names both, or a field does not exist.
+        UnsupportedArgumentError: it names both, or something else than a problem, or a field does not exist.
         UnsupportedProblemError: the problem is outside what kernels here solve.
     """
     if problem is not None and fields:
         raise UnsupportedArgumentError(f"give a problem or its fields, not both: {sorted(fields)}")
-    known = [field.name for field in dataclass_fields(Problem)]
-    for name in fields:
-        if name not in known:
-            raise UnsupportedArgumentError(
-                f"a problem has no field {name!r}; its fields: {', '.join(known)}"
-            )
-    return Problem(**{**_usual(fields), **fields}) if problem is None else problem
+    if problem is None:
+        return problem_of_fields(fields)
+    check_problem(problem, " or None; its fields are arguments of their own")
+    return problem
 
 
-def _usual(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a problem that its operation has other defaults of than attention."""
-    operation = OPERATIONS.get(str(fields.get("op", "attention")))
-    if operation is None:
-        return {}
-    semantics = operation.semantics
-    mask = fields.get("mask", semantics.default_mask)
-    causal = isinstance(mask, str) and semantics.is_causal(cast(Mask, mask))
-    return {"mask": mask, "causal": causal, **semantics.usual}
+def check_problem(problem: object, also: str = "") -> None:
+    """Check a problem.
+
+    Args:
+        problem: of an untyped caller.
+        also: what else it may be, in messages.
+
+    Raises:
+        UnsupportedArgumentError: it is something else.
+    """
+    if not isinstance(problem, Problem):
+        raise UnsupportedArgumentError(
+            f"problem must be a Problem{also}, got {type(problem).__name__} {problem!r}"
+        )
 
 
-def check_listener(listener: object) -> None:
+def check_listener(listener: object, *, optional: bool = True) -> None:
     """Check a listener.
 
     Raises:
-        UnsupportedArgumentError: it is neither None nor callable.
+        UnsupportedArgumentError: it is not callable, nor None where that is allowed.
     """
-    if listener is not None and not callable(listener):
+    if not (callable(listener) or (optional and listener is None)):
+        also = ", or None" if optional else ""
         raise UnsupportedArgumentError(
-            f"listener must be a function of a message, or None, got {listener!r}"
+            f"listener must be a function of a message{also}, got {listener!r}"
         )
 
 

@@ -50,7 +50,7 @@ def pools(
     pool_of: dict[ClassKey, dict[Candidate, None]] = {}
     wanted: dict[tuple[ClassKey, bool], list[list[Candidate]]] = {}
     for problem in problems:
-        default = policy.default(problem)
+        default = policy.untuned(problem)
         offered = ranked(problem, policy)
         preferred = [
             candidate for candidate, _ in shortlist(offered, default, top_k) if candidate != default
@@ -80,7 +80,7 @@ def known_pools(
     """
     pool_of: dict[ClassKey, dict[Candidate, None]] = {}
     for problem in problems:
-        pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
+        pool_of.setdefault(class_of(problem), {}).setdefault(policy.untuned(problem))
     for c in known:
         dims = (c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
         for form in dict.fromkeys(("auto", c.form)):

@@ -137,7 +137,7 @@ class SharedSearch:
         self._ranks = None if group is None else Ranks(group)
         if self._ranks is not None:
             environment = pipeline.environment
-            default = running(policy, environment).default(problem).compiled.name
+            default = running(policy, environment).untuned(problem).compiled.name
             self.prefix = self._ranks.prefix
             self.pipeline = self._shared = _SharedPipeline(self._ranks, pipeline, default)
             self.records = _SharedRecords(self._ranks, records.root)

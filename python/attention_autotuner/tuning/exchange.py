@@ -38,7 +38,7 @@ class Refused:
 
 
 def write_records(path: Path, records: Iterable[TuningRecord]) -> None:
-    """Write a file of records, packed where its name ends in ``.gz`` or ``.xz``.
+    """Write a file of records, compressed where its name ends in ``.gz`` or ``.xz``.
 
     Raises:
         StoreError: it cannot be written; nothing of it is left.

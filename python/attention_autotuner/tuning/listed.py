@@ -11,7 +11,7 @@ from ..arch import Policy, resolve
 from ..core.candidate import Candidate
 from ..core.problem import Problem, bucket_seqlen
 from ..errors import UnsupportedArchitectureError
-from .arguments import settings_of
+from .arguments import check_listener, check_problem, settings_of
 from .bring_up import Machine
 from .journal import Journal
 from .pipeline import LocalPipeline, Pipeline, running
@@ -27,6 +27,7 @@ from .sweep import Sweep, SweepResult
 from .sweep_plan import RACE_SECONDS, TOP_K, make_plan
 
 SHARES = (0.5, 0.625, 0.75, 0.875, 1.0)  # of a bucket; the first stands for the shortest length
+_ONE_AT_A_TIME = "; without one, tune problems one at a time, which ranks them by the cost model"
 SHORT = 16  # a length of the first bucket stays as it is: a step of decoding is one
 
 
@@ -53,14 +54,17 @@ def tune_problems(
         pipeline: see :func:`tune`.
 
     Raises:
+        UnsupportedArgumentError: one is no problem, or there is no function as listener.
         UnsupportedArchitectureError: the policy is unknown, or there is no GPU to measure on.
         NoCandidateError: a problem has no legal candidate on this GPU.
         SettingsError, ToolchainError, StoreError, ArtifactError: as :func:`tune`.
     """
+    check_listener(listener)
     settings = settings_of(TOP_K, budget_seconds=budget_seconds)
-    engine = _engine(device_type, records, pipeline, settings, listener)
+    engine = _engine(device_type, records, pipeline, settings, listener, advice=_ONE_AT_A_TIME)
     first: dict[Problem, Problem] = {}
     for problem in problems:
+        check_problem(problem)
         first.setdefault(problem.bucketed(), problem)
     budget, jobs = settings.budget_seconds or inf, Machine(settings=settings).jobs()
     plan = make_plan(list(first.values()), engine.policy, budget_seconds=budget, jobs=jobs)
@@ -126,11 +130,11 @@ def bucket_cost(
     policy, pools = engine.policy, dict[Problem, dict[Candidate, None]]()
     for at in (_at(problem, share) for share in SHARES):
         offered = ranked(at, policy)
-        chosen = shortlist(offered, policy.default(at), top_k)
+        chosen = shortlist(offered, policy.untuned(at), top_k)
         pools[at] = dict.fromkeys([pick, *(candidate for candidate, _ in chosen)])
     candidates = dict.fromkeys(candidate for pool in pools.values() for candidate in pool)
     built = built_of(candidates, engine.pipeline, engine.on_built)
-    digests, anchors = source_digests(candidates), {pick, *map(policy.default, pools)}
+    digests, anchors = source_digests(candidates), {pick, *map(policy.untuned, pools)}
     rows = {c: engine.prepared(c, built[c], digests[c], default=c in anchors) for c in candidates}
     costs = []
     for place, (at, pool) in enumerate(pools.items()):
@@ -186,12 +190,13 @@ def _engine(
     pipeline: Pipeline | None,
     settings: Any,
     listener: Listener | None,
+    advice: str = "",
 ) -> Engine:
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)
     if not pipeline.can_measure():
         raise UnsupportedArchitectureError(
-            "there is no GPU to measure on, or no torch to drive it: `attention-autotuner tune` ranks one problem"
+            f"there is no GPU to measure on, or no torch to drive it{advice}"
         )
     return _Unwritten(
         policy=running(policy, pipeline.environment),

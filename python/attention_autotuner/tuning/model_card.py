@@ -83,7 +83,7 @@ class Search:
         """The loss of the first picks among the candidates that were measured."""
         ranked = order(self.problem, self.policy, self.estimates.items(), residual)
         ratios = {candidate.name: us for candidate, us in self.times.items()}
-        return regret(ranked, self.policy.default(self.problem), ratios)
+        return regret(ranked, self.policy.untuned(self.problem), ratios)
 
     def errors(self, residual: Residual | None = None) -> list[float]:
         """Log of predicted over measured, of each candidate; with a residual, of what it expects."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.outcome import Ok, Outcome
+from .arguments import check_listener
 from .racing import Timing
 from .rounds import OnRound
 
@@ -63,7 +64,11 @@ def listening(listener: Listener) -> Iterator[None]:
 
     Args:
         listener: takes an event.
+
+    Raises:
+        UnsupportedArgumentError: it is no function.
     """
+    check_listener(listener, optional=False)
     _LISTENERS.append(listener)
     try:
         yield

@@ -65,7 +65,7 @@ def _of(arch: str, document: Any) -> Residual:
 
 
 def ranked(problem: Problem, policy: Policy) -> list[Ranked]:
-    """All legal candidates in the order of :func:`order` under the residual in force, with the model's estimates.
+    """All candidates that may serve, in the order of :func:`order` under the residual in force, with their estimates.
 
     The halves of a step and what was searched before ask again; the last answers are kept.
     """
@@ -76,7 +76,7 @@ def ranked(problem: Problem, policy: Policy) -> list[Ranked]:
 def _ranked(
     problem: Problem, policy: Policy, residual: Residual | None, _kernels: tuple[str, ...]
 ) -> list[Ranked]:
-    return order(problem, policy, rank(problem, policy.legal(problem), policy.spec), residual)
+    return order(problem, policy, rank(problem, policy.served(problem), policy.spec), residual)
 
 
 def order(
@@ -101,7 +101,7 @@ def order(
             if estimate.us <= reach_us:
                 expected[candidate] *= residual.correction(problem, candidate, estimate)
     in_order = sorted(pairs, key=lambda pair: (expected[pair[0]], pair[0].name))
-    default = policy.default(problem)
+    default = policy.untuned(problem)
     if default not in expected:
         return in_order
     best = in_order[0][0]

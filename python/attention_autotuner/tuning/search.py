@@ -88,7 +88,8 @@ def tune(
         listener: told about progress, which the setting ``PRINT`` prints beside that, and the ranking.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
-        fields: fields of the problem, when ``problem`` is not given.
+        fields: fields of the problem, when ``problem`` is not given. Left out, ``heads_kv``, ``seqlen_k`` and ``dim_v``
+            are as ``heads_q``, ``seqlen_q`` and ``dim_qk``; a dtype may be PyTorch's.
 
     Raises:
         UnsupportedArgumentError: ``problem`` and fields are there, or one that does not exist; no function as listener.
@@ -156,7 +157,7 @@ class _Search(Engine):
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
         """The whole search."""
-        self.default = self.policy.default(self.problem)
+        self.default = self.policy.untuned(self.problem)
         offered = ranked(self.problem, self.policy)
         best_us = min(expected.us for _, expected in offered)
         self.progress.tell(

@@ -64,7 +64,10 @@ def read_shipped(source: Path | Traversable) -> ShippedFile:
         OSError: it cannot be read.
     """
     try:
-        header, *lines = map(parse_json, source.read_text(encoding="utf-8").splitlines())
+        text = source.read_text(encoding="utf-8")
+        header, *lines = [parse_json(line) for line in text.splitlines()] or [None]
+        if not isinstance(header, dict) or "schema" not in header:
+            raise TypeError("the first line must be a JSON object with a field 'schema'")
         if header["schema"] != SCHEMA:
             raise ValueError(f"schema {SCHEMA} expected, got {header['schema']!r}")
         if not all(isinstance(line, dict) for line in lines):
@@ -76,7 +79,9 @@ def read_shipped(source: Path | Traversable) -> ShippedFile:
             lines=tuple(_with_proofs(line, proofs.__getitem__) for line in lines),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"the shipped records {source} are damaged: {error}") from error
+        raise RecordError(
+            f"the picks {source} are damaged, or it is no file of picks: {error}"
+        ) from error
 
 
 def write_lines(

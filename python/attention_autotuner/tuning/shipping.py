@@ -57,11 +57,12 @@ def evidence(path: Path) -> dict[str, TuningRecord]:
     Raises:
         RecordError: the file is damaged.
     """
+    lines = _lines(path)
     try:
-        documents = {digest: dict(parse_json(line)) for digest, line in _lines(path).items()}
-    except (ValueError, TypeError) as error:
+        documents = {digest: dict(parse_json(line)) for digest, line in lines.items()}
+        return {digest: TuningRecord.from_json(said) for digest, said in documents.items()}
+    except (ValueError, TypeError) as error:  # a RecordError names no file
         raise RecordError(f"the evidence {path} is damaged: {error}") from error
-    return {digest: TuningRecord.from_json(said) for digest, said in documents.items()}
 
 
 def _lines(path: Path) -> dict[str, str]:

@@ -294,7 +294,7 @@ class Engine:
             LeaseError: another process measures on the GPU until the deadline.
         """
         require_usable(problem, self.policy.name, rows)
-        default = self.policy.default(problem)
+        default = self.policy.untuned(problem)
         by_name = {row.candidate.name: self._estimated(problem, row) for row in rows}
         usable = sorted(
             (row for row in by_name.values() if row.outcome.ok),
@@ -377,7 +377,7 @@ class Engine:
             arch=self.policy.name,
             space_digest=space_digest(self.policy.legal(problem)),
             pick=pick.name,
-            default=self.policy.default(problem).name,
+            default=self.policy.untuned(problem).name,
             confirmed=confirmed,
             entries=tuple(
                 row.entry(environment.digest)

@@ -135,7 +135,7 @@ class Sweep(Engine):
             ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         """
         self.deadline = time.monotonic() + self.budget_seconds
-        self._defaults = {self.policy.default(problem) for problem in self.plan.problems}
+        self._defaults = {self.policy.untuned(problem) for problem in self.plan.problems}
         self._digests = source_digests(self.plan.candidates)
         interrupted = False
         groups = [group for group in map(self._unsettled, self.plan.groups) if group.problems]
@@ -204,7 +204,7 @@ class Sweep(Engine):
     def _is_raceable(self, group: Group, ahead: BuildAhead) -> bool:
         """Return whether a default of a group is built, and something to race it against."""
         built = ahead.results(group.pool)
-        has_default = any(self.policy.default(problem) in built for problem in group.problems)
+        has_default = any(self.policy.untuned(problem) in built for problem in group.problems)
         return has_default and len(built) >= min(LEAST_VERIFIED, len(group.pool))
 
     def _pass_time(self, waiting: Sequence[Group], ahead: BuildAhead) -> None:
@@ -256,7 +256,7 @@ class Sweep(Engine):
         missing = []
         for problem in group.problems:
             known = self.recall(problem, names)
-            default = self.policy.default(problem).name
+            default = self.policy.untuned(problem).name
             if known is not None and known.confirmed and known.entry(default) is not None:
                 gain = _recorded_gain(known)
                 self._settle(problem, "recorded", record=known, gain=gain)
@@ -286,7 +286,7 @@ class Sweep(Engine):
             return super().verify(problem, row, built)
 
     def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
-        default, legal = self.policy.default(problem), {*self.policy.legal(problem)}
+        default, legal = self.policy.untuned(problem), {*self.policy.legal(problem)}
         rows = [row for row in rows if row.candidate in legal or row.candidate == default]
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left

@@ -131,7 +131,7 @@ def make_plan(
         NoCandidateError: a problem has no legal candidate on this GPU.
     """
     keys = dict.fromkeys(class_of(problem) for problem in problems)
-    defaults = {policy.default(problem) for problem in problems}
+    defaults = {policy.untuned(problem) for problem in problems}
     affordable = BUILD_SHARE * budget_seconds * jobs
     affordable -= sum(BUILD_SECONDS[candidate.op, candidate.direction] for candidate in defaults)
     members = {key: [p for p in problems if class_of(p) == key] for key in keys}
@@ -146,8 +146,8 @@ def make_plan(
 
 def expectation(problem: Problem, policy: Policy) -> dict[str, Any]:
     """The expectation of the cost model for a problem, for a table: how many are legal, its first, and the default."""
-    ranked = rank(problem, policy.legal(problem), policy.spec)
-    default = policy.default(problem)
+    ranked = rank(problem, policy.served(problem), policy.spec)
+    default = policy.untuned(problem)
     by_candidate = dict(ranked)
     best, estimate = ranked[0]
     return {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..arch.policy import Policy
-from ..core.candidate import Candidate, Rejection
+from ..core.candidate import Rejection
 from ..core.outcome import Proof
 from ..core.problem import Problem
 from ..kernels.cost_model import rank
@@ -66,12 +66,10 @@ def explain(
         policy: whose search space.
         record: of an earlier search, if any.
     """
-    offered = policy.candidates(problem)
-    ranked = rank(problem, [c for c in offered if isinstance(c, Candidate)], policy.spec)
+    ranked = rank(problem, policy.served(problem), policy.spec)
     known = [] if record is None else [_measured(entry, record) for entry in record.entries]
     by_name = {row.name: row for row in known}
-    default = policy.default(problem.rounded())
-    serving = default.name if record is None else record.pick
+    serving = policy.untuned(problem).name if record is None else record.pick
     rows = []
     for place, (candidate, estimate) in enumerate(ranked, start=1):
         row = by_name.pop(candidate.name, None)
@@ -91,9 +89,6 @@ def explain(
         us, limiter = finite(estimate.us), estimate.limiter
         rows.append(replace(row, rank=place, estimate_us=us, limiter=limiter))
     rows += by_name.values()  # measured once, but no longer offered by the policy
-    if record is None and default not in offered:
-        reason = f"{UNMEASURED}; offered for {problem.rounded().describe()}"
-        rows.append(Explanation(name=serving, config=default.config, fate="kept", reason=reason))
     rows += [
         Explanation(
             name="",
@@ -101,7 +96,7 @@ def explain(
             fate="rejected",
             reason=f"{entry.predicate}: {entry.reason}",
         )
-        for entry in offered
+        for entry in policy.candidates(problem)
         if isinstance(entry, Rejection)
     ]
     return sorted(rows, key=_order)
