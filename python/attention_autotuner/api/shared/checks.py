@@ -100,7 +100,7 @@ def check_some_gradient(result: str, *gradients: torch.Tensor | None) -> None:
 
 def shown(value: object) -> str:
     """A value for a message: arrays by type and shape only, whose elements may lie on a GPU."""
-    if getattr(value, "is_nested", False):
+    if isinstance(value, torch.Tensor) and value.is_nested:
         return "nested tensor"  # which may have no shape
     shape = getattr(value, "shape", None)
     if shape is not None and not isinstance(value, type):
