@@ -12,6 +12,7 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import probe
+from attention_autotuner.core import memo
 from attention_autotuner.errors import UnsupportedArchitectureError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -71,6 +72,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def repository() -> Path:
     """The root of the source tree."""
     return REPOSITORY
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten_plans() -> Iterator[None]:
+    """Leave other files no plans: some tests have tensors of the CPU stand for those of a GPU."""
+    yield
+    for name, table in memo.TABLES.items():
+        if name.startswith(("plans.", "replays.")):
+            table.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")
